@@ -1,0 +1,1 @@
+"""The worker: paged KV tensors, attention, Hugging Face models, continuous batching."""

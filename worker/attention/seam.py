@@ -1,0 +1,60 @@
+"""The seam between the model and an attention backend."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from prefixd.worker.attention.batch import AttentionBatch
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTraits:
+    """What one layer asks of attention beside queries and KV.
+
+    Attributes:
+        scaling: factor of the scores.
+        window_token_count: a query at q sees keys in (q - window, q]; None sees all up to q.
+        softcap: scores s become softcap * tanh(s / softcap); None leaves them.
+        sinks: (query heads,), one extra logit per head that takes probability and gives no value;
+            None adds none.
+    """
+
+    scaling: float
+    window_token_count: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+
+class AttentionPlan(Protocol):
+    """One pass, prepared by a backend; serves every layer of it."""
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, traits: LayerTraits) -> Tensor:
+        """Attends with every row of the pass; KV of the pass is already stored.
+
+        Args:
+            query: (rows, query heads, key width).
+            keys: the layer's pool, (slots, kv heads, key width).
+            values: (slots, kv heads, value width).
+            traits: of the layer.
+
+        Returns:
+            (rows, query heads, value width); padding rows hold anything finite.
+        """
+        ...
+
+
+class AttentionBackend(Protocol):
+    """One way to compute paged attention."""
+
+    def refusal(self, traits: LayerTraits) -> str | None:
+        """Why this backend cannot serve such a layer, or None where it can."""
+        ...
+
+    def padded_row_count(self, token_count: int) -> int:
+        """Rows that a pass (or a selection of rows for logits) of so many tokens must have."""
+        ...
+
+    def plan(self, batch: AttentionBatch) -> AttentionPlan:
+        """Prepares one pass."""
+        ...

@@ -1,0 +1,1 @@
+"""Loads an unmodified Hugging Face decoder and runs it on paged KV."""
