@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
-# Read by torch and numpy when they are first imported, so this stands above every other import.
+import pytest
+from hypothesis import HealthCheck, settings
+
+# Read by torch and numpy when they are first imported, which no import above does.
 for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[_variable] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-
-from pathlib import Path
-
-import pytest
-from hypothesis import HealthCheck, settings
 
 REPOSITORY_FOLDER = Path(__file__).resolve().parents[1]
 SHARED_FOLDER = REPOSITORY_FOLDER.parent / "shared"
