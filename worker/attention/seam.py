@@ -26,6 +26,13 @@ class LayerTraits:
     sinks: Tensor | None = None
 
 
+def first_visible(position: int, traits: LayerTraits) -> int:
+    """The first position that a query at ``position`` sees: keys lie in (q - window, q]."""
+    if traits.window_token_count is None:
+        return 0
+    return max(0, position - traits.window_token_count + 1)
+
+
 class AttentionPlan(Protocol):
     """One pass, prepared by a backend; serves every layer of it."""
 
@@ -46,6 +53,11 @@ class AttentionPlan(Protocol):
 
 class AttentionBackend(Protocol):
     """One way to compute paged attention."""
+
+    @property
+    def is_bitwise_reproducible(self) -> bool:
+        """Whether a row's result is promised to depend on its own sequence only, to the bit."""
+        ...
 
     def refusal(self, traits: LayerTraits) -> str | None:
         """Why this backend cannot serve such a layer, or None where it can."""

@@ -2,13 +2,15 @@
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from prefixd.worker.attention.batch import AttentionBatch, SequenceRows, build_batch
+from prefixd.worker.attention.batch import SequenceRows, build_batch
 from prefixd.worker.attention.seam import AttentionBackend
-from prefixd.worker.model.forward import ForwardPass
+from prefixd.worker.model.attention_hook import AttentionCall, AttentionHandler
+from prefixd.worker.model.forward import BlockCopy, ForwardPass
 from prefixd.worker.model.kv_cache import PagedKv
-from prefixd.worker.model.loader import LoadedModel
+from prefixd.worker.model.loaded import LoadedModel, call_network
 
 
 class ModelRunner:
@@ -19,6 +21,7 @@ class ModelRunner:
     """
 
     def __init__(self, model: LoadedModel, kv: PagedKv, backend: AttentionBackend) -> None:
+        assert kv.layer_count == len(model.geometry), (kv.layer_count, len(model.geometry))
         self._model = model
         self._kv = kv
         self._backend = backend
@@ -47,4 +50,91 @@ class ModelRunner:
             AssertionError: the pass contradicts itself or the pool (a caller's fault); nothing was
                 written.
         """
-        raise NotImplementedError
+        self._check(forward)
+        self.copy(forward.copies)
+        padding = self._backend.padded_row_count(forward.token_count) - forward.token_count
+        logit_count = len(forward.logit_rows)
+        logit_padding = self._backend.padded_row_count(logit_count) - logit_count
+        logits = call_network(
+            self._model.network,
+            self._model.context,
+            self._handler(forward, padding),
+            token_ids=self._tensor(np.pad(forward.token_ids, (0, padding))),
+            positions=self._tensor(np.pad(forward.positions, (0, padding))),
+            logit_rows=self._tensor(np.pad(forward.logit_rows, (0, logit_padding))),
+        )
+        return logits[:logit_count].float()
+
+    def copy(self, copies: tuple[BlockCopy, ...]) -> None:
+        """Executes block copies alone, for a step that computes nothing.
+
+        Raises:
+            AssertionError: a copy contradicts the pool or another copy; nothing was written.
+        """
+        _check_copies(copies, self._kv)
+        if copies:
+            self._kv.copy_blocks(
+                source_block_ids=[copy.source_block_id for copy in copies],
+                target_block_ids=[copy.target_block_id for copy in copies],
+                token_counts=[copy.token_count for copy in copies],
+            )
+
+    def _handler(self, forward: ForwardPass, padding: int) -> AttentionHandler:
+        # Padding rows store to slot 0, in the block that nobody reads.
+        slots = self._tensor(np.pad(forward.slots, (0, padding)))
+        batch = build_batch(slots, forward.sequences, block_size=self._kv.block_size)
+        plan = self._backend.plan(batch)
+        kv, layer_indices = self._kv, self._model.layer_indices
+
+        def attend(call: AttentionCall) -> Tensor:
+            layer = layer_indices[call.module]
+            kv.store(layer, keys=call.keys, values=call.values, slots=slots)
+            return plan.attend(call.query, kv.keys(layer), kv.values(layer), call.traits)
+
+        return attend
+
+    def _tensor(self, array: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(array).to(self._model.device)
+
+    def _check(self, forward: ForwardPass) -> None:
+        count = forward.token_count
+        assert count > 0, "a pass computes at least one token"
+        assert forward.positions.shape == forward.slots.shape == (count,), "one of each per token"
+        assert forward.token_ids.min() >= 0, "token ids are not negative"
+        assert forward.token_ids.max() < self._model.vocabulary_size, "token id in vocabulary"
+        assert forward.positions.max() < self._model.context_token_count_max, "within context"
+        assert len(np.unique(forward.slots)) == count, "no slot is written twice"
+        rows = forward.logit_rows
+        assert not len(rows) or 0 <= rows.min() <= rows.max() < count, "logit rows are rows"
+        end = 0
+        for sequence in forward.sequences:
+            assert sequence.query_start == end, "rows follow one another"
+            end += sequence.query_token_count
+            _check_sequence(sequence, forward, self._kv)
+        assert end == count, "every row belongs to a sequence"
+
+
+def _check_sequence(sequence: SequenceRows, forward: ForwardPass, kv: PagedKv) -> None:
+    """Its table covers its context with real blocks, and its slots are those of the table."""
+    assert sequence.query_token_count > 0, "a sequence has at least one row"
+    assert sequence.start_position >= 0, "positions are not negative"
+    block_count = -(-sequence.context_token_count // kv.block_size)
+    table = np.asarray(sequence.block_ids[:block_count], dtype=np.int64)
+    assert len(table) == block_count, f"{len(table)} blocks, {block_count} are read"
+    assert 0 < table.min() <= table.max() < kv.block_count, "block ids lie in the pool"
+    expected_positions = np.arange(sequence.start_position, sequence.context_token_count)
+    positions = forward.positions[sequence.query_rows]
+    assert np.array_equal(positions, expected_positions), "positions are consecutive"
+    slots = table[positions // kv.block_size] * kv.block_size + positions % kv.block_size
+    assert np.array_equal(forward.slots[sequence.query_rows], slots), "slots follow the table"
+
+
+def _check_copies(copies: tuple[BlockCopy, ...], kv: PagedKv) -> None:
+    sources = {copy.source_block_id for copy in copies}
+    targets = {copy.target_block_id for copy in copies}
+    assert len(targets) == len(copies), "a block is the target of one copy"
+    assert not sources & targets, "no block is both source and target"
+    for copy in copies:
+        assert 0 < copy.source_block_id < kv.block_count, copy
+        assert 0 < copy.target_block_id < kv.block_count, copy
+        assert 0 < copy.token_count <= kv.block_size, copy

@@ -1,0 +1,75 @@
+"""A loaded model, and what a forward showed of its layers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prefixd.worker.model.attention_hook import AttentionContext, AttentionHandler
+from prefixd.worker.model.kv_cache import LayerGeometry
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that the guard has passed.
+
+    Attributes:
+        name: what operators and clients call it.
+        network: the transformers model, in eval mode; call it through a ModelRunner only.
+        context: leads its attention calls.
+        layer_indices: place of each attention module in ``geometry``.
+        geometry: KV shape of every layer, in the order in which a forward visits them.
+        dtype: of weights and KV.
+        device: where weights and KV are.
+        vocabulary_size: token ids are below it.
+        context_token_count_max: positions are below it.
+        end_token_ids: tokens that end an answer.
+        tokenizer: the transformers tokenizer with its chat template; None for random weights.
+    """
+
+    name: str
+    network: Any
+    context: AttentionContext
+    layer_indices: Mapping[nn.Module, int]
+    geometry: tuple[LayerGeometry, ...]
+    dtype: torch.dtype
+    device: torch.device
+    vocabulary_size: int
+    context_token_count_max: int
+    end_token_ids: frozenset[int]
+    tokenizer: Any | None
+
+
+def call_network(
+    network: Any,
+    context: AttentionContext,
+    handler: AttentionHandler,
+    *,
+    token_ids: Tensor,
+    positions: Tensor,
+    logit_rows: Tensor,
+) -> Tensor:
+    """One forward of a flattened batch without any Hugging Face cache.
+
+    Args:
+        network: a transformers model for causal language modelling.
+        context: of this model.
+        handler: answers its attention calls.
+        token_ids: int64 (rows,).
+        positions: int64 (rows,).
+        logit_rows: int64 (logit rows,).
+
+    Returns:
+        (logit rows, vocabulary), in the model's dtype.
+    """
+    with torch.inference_mode(), context.answered_by(handler):
+        output = network(
+            input_ids=token_ids[None],
+            position_ids=positions[None],
+            use_cache=False,
+            logits_to_keep=logit_rows,
+        )
+    logits: Tensor = output.logits[0]
+    return logits

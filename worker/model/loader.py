@@ -1,0 +1,112 @@
+"""Loads a Hugging Face decoder with paged attention, after the guard has passed it."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
+
+from prefixd.worker.attention.seam import AttentionBackend
+from prefixd.worker.model.attention_hook import ATTENTION_NAME, attach_context, register_attention
+from prefixd.worker.model.errors import ModelRefused, ModelUnavailable
+from prefixd.worker.model.guard import check_config, check_layers
+from prefixd.worker.model.loaded import LoadedModel
+from prefixd.worker.model.numeric_probe import check_numbers
+from prefixd.worker.model.probe import probe_layers
+
+
+def load_folder(
+    folder: Path, *, name: str, backend: AttentionBackend, device: torch.device, dtype: torch.dtype
+) -> LoadedModel:
+    """Loads weights and tokenizer from a folder as ``save_pretrained`` writes it; never online.
+
+    Raises:
+        ModelUnavailable: the folder does not hold a readable, complete model.
+        ModelRefused: by the guard; before the weights are read where the configuration tells.
+    """
+    if not (folder / "config.json").is_file():
+        raise ModelUnavailable(model_name=name, reason=f"{folder} holds no config.json")
+    register_attention()
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        check_config(config, model_name=name)
+        network, report = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, SafetensorError, ValueError) as error:
+        raise ModelUnavailable(model_name=name, reason=str(error)) from error
+    if report["missing_keys"]:
+        # transformers would go on with random weights in their place.
+        missing = ", ".join(sorted(report["missing_keys"])[:3])
+        raise ModelUnavailable(model_name=name, reason=f"{folder} lacks weights: {missing}")
+    return _guarded(network.to(device), tokenizer, name=name, backend=backend)
+
+
+def load_random(
+    config: PreTrainedConfig,
+    *,
+    name: str,
+    seed: int,
+    backend: AttentionBackend,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> LoadedModel:
+    """Makes a model with random weights, the same for the same seed, without a tokenizer.
+
+    Raises:
+        ModelRefused: by the guard.
+    """
+    register_attention()
+    check_config(config, model_name=name)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            network = AutoModelForCausalLM.from_config(
+                config, dtype=dtype, attn_implementation=ATTENTION_NAME
+            )
+    except ValueError as error:
+        raise ModelRefused(model_name=name, reason=str(error)) from error
+    return _guarded(network.to(device), None, name=name, backend=backend)
+
+
+def _guarded(
+    network: Any, tokenizer: Any | None, *, name: str, backend: AttentionBackend
+) -> LoadedModel:
+    network.eval().requires_grad_(False)
+    config = network.config.get_text_config()
+    context = attach_context(network)
+    layers = probe_layers(network, context, model_name=name)
+    check_layers(layers, config, backend, model_name=name)
+    check_numbers(network.config, backend, device=network.device, model_name=name)
+    return LoadedModel(
+        name=name,
+        network=network,
+        context=context,
+        layer_indices={layer.module: index for index, layer in enumerate(layers)},
+        geometry=tuple(layer.geometry for layer in layers),
+        dtype=network.dtype,
+        device=network.device,
+        vocabulary_size=config.vocab_size,
+        context_token_count_max=config.max_position_embeddings,
+        end_token_ids=_end_token_ids(network, tokenizer),
+        tokenizer=tokenizer,
+    )
+
+
+def _end_token_ids(network: Any, tokenizer: Any | None) -> frozenset[int]:
+    """Every token that the configuration, the generation settings or the tokenizer call an end."""
+    sources = [network.config.get_text_config(), network.generation_config, tokenizer]
+    end_token_ids: set[int] = set()
+    for source in sources:
+        stated = getattr(source, "eos_token_id", None)
+        if isinstance(stated, int):
+            end_token_ids.add(stated)
+        elif stated is not None:
+            end_token_ids.update(stated)
+    return frozenset(end_token_ids)

@@ -1,0 +1,200 @@
+"""Compares paged attention with a model's own eager attention on a small copy of it.
+
+The copy has random weights, few layers and a small vocabulary, but the model's own code, heads and
+layer types. What the other checks cannot see (a mask made elsewhere, a bias added on the side)
+shows here as a difference.
+"""
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from prefixd.worker.attention.seam import AttentionBackend
+from prefixd.worker.model.attention_hook import ATTENTION_NAME, attach_context
+from prefixd.worker.model.errors import ModelRefused
+from prefixd.worker.model.forward import Chunk, flatten
+from prefixd.worker.model.kv_cache import PagedKv
+from prefixd.worker.model.loaded import LoadedModel
+from prefixd.worker.model.probe import probe_layers
+from prefixd.worker.model.runner import ModelRunner
+
+DIFFERENCE_MAX = 1e-4
+"""Largest difference of logits, relative to the largest logit or 1, whichever is more."""
+
+_LAYER_COUNT_MIN = 2
+_VOCABULARY_SIZE_MAX = 256
+_INTERMEDIATE_SIZE_MAX = 128
+_WINDOW_TOKEN_COUNT_MAX = 7
+_BLOCK_SIZE = 4
+_SEED = 20_240_229
+
+# Tables are scattered and out of order on purpose; the second sequence shares the first two blocks.
+_FIRST_TABLE = (9, 3, 12, 5, 14, 7, 2, 11)
+_SECOND_TABLE = (9, 3, 4, 13, 6)
+_FIRST_TOKEN_COUNT = 30
+_SECOND_TOKEN_COUNT = 19
+_SHARED_TOKEN_COUNT = 8
+_BLOCK_COUNT = 16
+
+
+def check_numbers(
+    config: Any, backend: AttentionBackend, *, device: torch.device, model_name: str
+) -> None:
+    """Runs the copy both ways, in float32.
+
+    Args:
+        config: of the whole model; not changed.
+        backend: computes the paged side.
+        device: where the copy runs.
+        model_name: for the error.
+
+    Raises:
+        ModelRefused: the logits differ, or a backend that promises bitwise equality breaks its
+            promise on this machine.
+    """
+    network = _small_copy(config, device, model_name=model_name)
+    first, second = _prompts(network.config.get_text_config().vocab_size, device)
+    expected = [_eager_logits(network, first), _eager_logits(network, second)]
+    network.set_attn_implementation(ATTENTION_NAME)
+    runner = _runner_of(network, backend, model_name=model_name)
+    actual = _paged_logits(runner, first, second)
+    for eager, paged in zip(expected, actual, strict=True):
+        difference = float((eager - paged).abs().max() / max(1.0, float(eager.abs().max())))
+        if not difference <= DIFFERENCE_MAX:  # NaN fails too
+            reason = (
+                f"on a small random copy, paged attention and the model's own differ by "
+                f"{difference:.1e}, above {DIFFERENCE_MAX:.0e}"
+            )
+            raise ModelRefused(model_name=model_name, reason=reason)
+    if backend.is_bitwise_reproducible:
+        alone = runner.run(flatten([_chunk(first, _FIRST_TABLE, 0, len(first))]))
+        if not torch.equal(alone, actual[0]):
+            reason = "on this machine its layers are not bitwise reproducible"
+            raise ModelRefused(model_name=model_name, reason=reason)
+
+
+def reduced_config(config: Any) -> Any:
+    """A copy of a configuration with few layers, of every type that the model has."""
+    reduced = copy.deepcopy(config)
+    text = reduced.get_text_config()
+    full_count = text.num_hidden_layers
+    layer_count = min(full_count, _layer_count_of(getattr(text, "layer_types", None) or ()))
+    for name, value in list(vars(text).items()):
+        if isinstance(value, list | tuple) and len(value) == full_count:
+            setattr(text, name, value[:layer_count])
+    text.num_hidden_layers = layer_count
+    text.vocab_size = min(text.vocab_size, _VOCABULARY_SIZE_MAX)
+    text.bos_token_id = text.eos_token_id = text.pad_token_id = None
+    for name, limit in (
+        ("intermediate_size", _INTERMEDIATE_SIZE_MAX),
+        ("moe_intermediate_size", _INTERMEDIATE_SIZE_MAX),
+        # Small enough that the probe's sequences reach beyond it.
+        ("sliding_window", _WINDOW_TOKEN_COUNT_MAX),
+    ):
+        if isinstance(getattr(text, name, None), int):
+            setattr(text, name, min(getattr(text, name), limit))
+    if hasattr(text, "initializer_range"):
+        # Wide enough that attention is far from uniform.
+        text.initializer_range = 2.0 / math.sqrt(text.hidden_size)
+    return reduced
+
+
+def _layer_count_of(layer_types: Sequence[str]) -> int:
+    """Layers up to the first one of the last type to appear."""
+    firsts = [layer_types.index(layer_type) + 1 for layer_type in set(layer_types)]
+    return max(_LAYER_COUNT_MIN, *firsts) if firsts else _LAYER_COUNT_MIN
+
+
+def _small_copy(config: Any, device: torch.device, *, model_name: str) -> Any:
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(_SEED)
+            network = AutoModelForCausalLM.from_config(
+                reduced_config(config), dtype=torch.float32, attn_implementation="eager"
+            )
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        reason = f"no small copy of it can be made to check attention: {error}"
+        raise ModelRefused(model_name=model_name, reason=reason) from error
+    return network.to(device).eval()
+
+
+def _prompts(vocabulary_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(_SEED)
+    first = torch.randint(0, vocabulary_size, (_FIRST_TOKEN_COUNT,), generator=generator)
+    rest = torch.randint(0, vocabulary_size, (_SECOND_TOKEN_COUNT,), generator=generator)
+    second = torch.cat([first[:_SHARED_TOKEN_COUNT], rest[_SHARED_TOKEN_COUNT:]])
+    return first.to(device), second.to(device)
+
+
+def _eager_logits(network: Any, token_ids: Tensor) -> Tensor:
+    with torch.inference_mode():
+        logits: Tensor = network(input_ids=token_ids[None], use_cache=False).logits[0]
+    return logits.float()
+
+
+def _runner_of(network: Any, backend: AttentionBackend, *, model_name: str) -> ModelRunner:
+    context = attach_context(network)
+    layers = probe_layers(network, context, model_name=model_name)
+    config = network.config.get_text_config()
+    model = LoadedModel(
+        name=model_name,
+        network=network,
+        context=context,
+        layer_indices={layer.module: index for index, layer in enumerate(layers)},
+        geometry=tuple(layer.geometry for layer in layers),
+        dtype=network.dtype,
+        device=network.device,
+        vocabulary_size=config.vocab_size,
+        context_token_count_max=config.max_position_embeddings,
+        end_token_ids=frozenset(),
+        tokenizer=None,
+    )
+    kv = PagedKv(
+        model.geometry,
+        block_count=_BLOCK_COUNT,
+        block_size=_BLOCK_SIZE,
+        dtype=model.dtype,
+        device=model.device,
+    )
+    return ModelRunner(model, kv, backend)
+
+
+def _paged_logits(runner: ModelRunner, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Both prompts in chunks: one alone, then both on a cached prefix, then a decode step each."""
+    shared = _SHARED_TOKEN_COUNT
+    first_end, second_end = len(first), len(second)
+    head = runner.run(flatten([_chunk(first, _FIRST_TABLE, 0, shared + 3)]))
+    middle = runner.run(
+        flatten(
+            [
+                _chunk(first, _FIRST_TABLE, shared + 3, first_end - 1),
+                _chunk(second, _SECOND_TABLE, shared, second_end - 1),
+            ]
+        )
+    )
+    last = runner.run(
+        flatten(
+            [
+                _chunk(first, _FIRST_TABLE, first_end - 1, first_end),
+                _chunk(second, _SECOND_TABLE, second_end - 1, second_end),
+            ]
+        )
+    )
+    split = first_end - 1 - (shared + 3)
+    return (
+        torch.cat([head, middle[:split], last[:1]]),
+        torch.cat([head[:shared], middle[split:], last[1:]]),
+    )
+
+
+def _chunk(token_ids: Tensor, table: Sequence[int], start: int, end: int) -> Chunk:
+    slots = [
+        table[position // _BLOCK_SIZE] * _BLOCK_SIZE + position % _BLOCK_SIZE
+        for position in range(start, end)
+    ]
+    return Chunk(token_ids[start:end].tolist(), start, table, slots, end - start)
