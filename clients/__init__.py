@@ -1,0 +1,110 @@
+"""Typed Python clients of prefixd, synchronous and asyncio.
+
+    from prefixd.clients import Connection, ControllerClient, WorkerClient
+
+    with WorkerClient(Connection("127.0.0.1:7601")) as worker:
+        print(worker.generate("The capital of France is").text)
+
+Results are frozen values; every error is a PrefixdError, whose `reason` is the contract.
+"""
+
+from prefixd.clients.answers import (
+    Answer,
+    ChatPrompt,
+    Chunk,
+    Conversation,
+    FinishReason,
+    GenerateOptions,
+    Message,
+    Prompt,
+    Started,
+    TokenCount,
+    TokenPrompt,
+    WorkerInfo,
+)
+from prefixd.clients.connection import (
+    CONTROLLER_ADDRESS_DEFAULT,
+    WORKER_ADDRESS_DEFAULT,
+    Connection,
+    Tls,
+)
+from prefixd.clients.controller_client import AsyncControllerClient, ControllerClient
+from prefixd.clients.errors import (
+    AddressInvalid,
+    AnswerIncomplete,
+    CallRefused,
+    DeadlinePassed,
+    PrefixdError,
+    ServerUnreachable,
+)
+from prefixd.clients.results import (
+    Block,
+    BlockContent,
+    BlockHolders,
+    BlockState,
+    BlockTable,
+    Flushed,
+    FreeOrder,
+    Identity,
+    LoraAdapter,
+    MultimodalItem,
+    Pool,
+    PoolStatistics,
+    PrefixMatch,
+    Sequence,
+    SequenceTables,
+    ServerInfo,
+)
+from prefixd.clients.worker_client import (
+    AnswerStream,
+    AsyncAnswerStream,
+    AsyncWorkerClient,
+    WorkerClient,
+)
+
+__all__ = [
+    "CONTROLLER_ADDRESS_DEFAULT",
+    "WORKER_ADDRESS_DEFAULT",
+    "AddressInvalid",
+    "Answer",
+    "AnswerIncomplete",
+    "AnswerStream",
+    "AsyncAnswerStream",
+    "AsyncControllerClient",
+    "AsyncWorkerClient",
+    "Block",
+    "BlockContent",
+    "BlockHolders",
+    "BlockState",
+    "BlockTable",
+    "CallRefused",
+    "ChatPrompt",
+    "Chunk",
+    "Connection",
+    "ControllerClient",
+    "Conversation",
+    "DeadlinePassed",
+    "FinishReason",
+    "Flushed",
+    "FreeOrder",
+    "GenerateOptions",
+    "Identity",
+    "LoraAdapter",
+    "Message",
+    "MultimodalItem",
+    "Pool",
+    "PoolStatistics",
+    "PrefixMatch",
+    "PrefixdError",
+    "Prompt",
+    "Sequence",
+    "SequenceTables",
+    "ServerInfo",
+    "ServerUnreachable",
+    "Started",
+    "Tls",
+    "TokenCount",
+    "TokenPrompt",
+    "WorkerClient",
+    "WorkerInfo",
+]

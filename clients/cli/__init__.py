@@ -1,0 +1,1 @@
+"""The `prefixd` command line."""

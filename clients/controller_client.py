@@ -1,0 +1,178 @@
+"""The controller's clients: inspection, matching and administration."""
+
+from collections.abc import AsyncIterator, Iterator
+from collections.abc import Sequence as SequenceOf
+from functools import partial
+
+from prefixd.clients import calls, results
+from prefixd.clients.connection import CONTROLLER_ADDRESS_DEFAULT, Connection
+from prefixd.clients.transport import AsyncClosing, AsyncTransport, Closing, Transport
+
+PAGE_SIZE_DEFAULT = 1_000
+"""Rows that a listing fetches at a time: the server's largest page."""
+
+
+class ControllerClient(Closing):
+    """A synchronous client of a controller; safe to share between threads.
+
+    Every method raises PrefixdError. `timeout_s` is the deadline of one call (of each page of a
+    listing); None is the connection's own.
+    """
+
+    def __init__(self, connection: Connection | None = None) -> None:
+        super().__init__(Transport(connection or Connection(CONTROLLER_ADDRESS_DEFAULT)))
+
+    def server_info(self, *, timeout_s: float | None = None) -> results.ServerInfo:
+        """Describes the controller."""
+        return self._transport.call(calls.server_info(), timeout_s=timeout_s)
+
+    def pools(
+        self, *, page_size: int = PAGE_SIZE_DEFAULT, timeout_s: float | None = None
+    ) -> Iterator[results.Pool]:
+        """Yields all pools by name."""
+        listing = partial(calls.pools, page_size=page_size)
+        return self._transport.rows(listing, timeout_s=timeout_s)
+
+    def pool(self, pool_name: str, *, timeout_s: float | None = None) -> results.Pool:
+        """Shows one pool and its accounts."""
+        return self._transport.call(calls.pool(pool_name), timeout_s=timeout_s)
+
+    def sequences(
+        self,
+        pool_name: str,
+        *,
+        page_size: int = PAGE_SIZE_DEFAULT,
+        timeout_s: float | None = None,
+    ) -> Iterator[results.Sequence]:
+        """Yields a pool's open sequences by id."""
+        listing = partial(calls.sequences, pool_name=pool_name, page_size=page_size)
+        return self._transport.rows(listing, timeout_s=timeout_s)
+
+    def sequence(
+        self, *, pool_name: str, sequence_id: str, timeout_s: float | None = None
+    ) -> results.SequenceTables:
+        """Shows one sequence with its block tables."""
+        call = calls.sequence(pool_name=pool_name, sequence_id=sequence_id)
+        return self._transport.call(call, timeout_s=timeout_s)
+
+    def blocks(
+        self,
+        pool_name: str,
+        *,
+        state: results.BlockState | None = None,
+        page_size: int = PAGE_SIZE_DEFAULT,
+        timeout_s: float | None = None,
+    ) -> Iterator[results.Block]:
+        """Yields a pool's blocks by id; `state` None is all of them."""
+        listing = partial(calls.blocks, pool_name=pool_name, state=state, page_size=page_size)
+        return self._transport.rows(listing, timeout_s=timeout_s)
+
+    def block(
+        self, *, pool_name: str, block_id: int, timeout_s: float | None = None
+    ) -> results.BlockHolders:
+        """Shows one block and the sequences that hold it."""
+        call = calls.block(pool_name=pool_name, block_id=block_id)
+        return self._transport.call(call, timeout_s=timeout_s)
+
+    def free_blocks(self, pool_name: str, *, timeout_s: float | None = None) -> results.FreeOrder:
+        """Shows the whole free order of a pool at one revision."""
+        return self._transport.call(calls.free_blocks(pool_name), timeout_s=timeout_s)
+
+    def match_prefix(
+        self,
+        *,
+        pool_name: str,
+        token_ids: SequenceOf[int],
+        identity: results.Identity | None = None,
+        timeout_s: float | None = None,
+    ) -> results.PrefixMatch:
+        """Tells how many leading tokens of a prompt are cached now; changes nothing."""
+        call = calls.match_prefix(pool_name=pool_name, token_ids=token_ids, identity=identity)
+        return self._transport.call(call, timeout_s=timeout_s)
+
+    def flush_pool(self, pool_name: str, *, timeout_s: float | None = None) -> results.Flushed:
+        """Drops all cached content of a pool; BLOCKS_IN_USE while any block is held."""
+        return self._transport.call(calls.flush_pool(pool_name), timeout_s=timeout_s)
+
+
+class AsyncControllerClient(AsyncClosing):
+    """ControllerClient's twin for asyncio; made inside the running loop."""
+
+    def __init__(self, connection: Connection | None = None) -> None:
+        super().__init__(AsyncTransport(connection or Connection(CONTROLLER_ADDRESS_DEFAULT)))
+
+    async def server_info(self, *, timeout_s: float | None = None) -> results.ServerInfo:
+        """Describes the controller."""
+        return await self._transport.call(calls.server_info(), timeout_s=timeout_s)
+
+    def pools(
+        self, *, page_size: int = PAGE_SIZE_DEFAULT, timeout_s: float | None = None
+    ) -> AsyncIterator[results.Pool]:
+        """Yields all pools by name."""
+        listing = partial(calls.pools, page_size=page_size)
+        return self._transport.rows(listing, timeout_s=timeout_s)
+
+    async def pool(self, pool_name: str, *, timeout_s: float | None = None) -> results.Pool:
+        """Shows one pool and its accounts."""
+        return await self._transport.call(calls.pool(pool_name), timeout_s=timeout_s)
+
+    def sequences(
+        self,
+        pool_name: str,
+        *,
+        page_size: int = PAGE_SIZE_DEFAULT,
+        timeout_s: float | None = None,
+    ) -> AsyncIterator[results.Sequence]:
+        """Yields a pool's open sequences by id."""
+        listing = partial(calls.sequences, pool_name=pool_name, page_size=page_size)
+        return self._transport.rows(listing, timeout_s=timeout_s)
+
+    async def sequence(
+        self, *, pool_name: str, sequence_id: str, timeout_s: float | None = None
+    ) -> results.SequenceTables:
+        """Shows one sequence with its block tables."""
+        call = calls.sequence(pool_name=pool_name, sequence_id=sequence_id)
+        return await self._transport.call(call, timeout_s=timeout_s)
+
+    def blocks(
+        self,
+        pool_name: str,
+        *,
+        state: results.BlockState | None = None,
+        page_size: int = PAGE_SIZE_DEFAULT,
+        timeout_s: float | None = None,
+    ) -> AsyncIterator[results.Block]:
+        """Yields a pool's blocks by id; `state` None is all of them."""
+        listing = partial(calls.blocks, pool_name=pool_name, state=state, page_size=page_size)
+        return self._transport.rows(listing, timeout_s=timeout_s)
+
+    async def block(
+        self, *, pool_name: str, block_id: int, timeout_s: float | None = None
+    ) -> results.BlockHolders:
+        """Shows one block and the sequences that hold it."""
+        call = calls.block(pool_name=pool_name, block_id=block_id)
+        return await self._transport.call(call, timeout_s=timeout_s)
+
+    async def free_blocks(
+        self, pool_name: str, *, timeout_s: float | None = None
+    ) -> results.FreeOrder:
+        """Shows the whole free order of a pool at one revision."""
+        return await self._transport.call(calls.free_blocks(pool_name), timeout_s=timeout_s)
+
+    async def match_prefix(
+        self,
+        *,
+        pool_name: str,
+        token_ids: SequenceOf[int],
+        identity: results.Identity | None = None,
+        timeout_s: float | None = None,
+    ) -> results.PrefixMatch:
+        """Tells how many leading tokens of a prompt are cached now; changes nothing."""
+        call = calls.match_prefix(pool_name=pool_name, token_ids=token_ids, identity=identity)
+        return await self._transport.call(call, timeout_s=timeout_s)
+
+    async def flush_pool(
+        self, pool_name: str, *, timeout_s: float | None = None
+    ) -> results.Flushed:
+        """Drops all cached content of a pool; BLOCKS_IN_USE while any block is held."""
+        return await self._transport.call(calls.flush_pool(pool_name), timeout_s=timeout_s)

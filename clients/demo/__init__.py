@@ -1,0 +1,1 @@
+"""One long document, three questions: what a prefix cache is for."""

@@ -1,0 +1,147 @@
+"""The worker's calls as values, and the reading of an answer's stream."""
+
+from dataclasses import dataclass, field
+
+from prefixd.clients import answers
+from prefixd.clients.calls import Call, method_path
+from prefixd.clients.convert import named
+from prefixd.clients.errors import AnswerIncomplete
+from prefixd.v1 import worker_pb2
+
+GENERATE_PATH = method_path(worker_pb2.DESCRIPTOR, "WorkerService", "Generate")
+"""Path of the streaming call."""
+
+
+def worker_info() -> Call[worker_pb2.GetWorkerInfoResponse, answers.WorkerInfo]:
+    """WorkerService.GetWorkerInfo."""
+    return Call(
+        method_path(worker_pb2.DESCRIPTOR, "WorkerService", "GetWorkerInfo"),
+        worker_pb2.GetWorkerInfoRequest(),
+        worker_pb2.GetWorkerInfoResponse,
+        _worker_info,
+    )
+
+
+def count_tokens(
+    prompt: answers.Prompt,
+) -> Call[worker_pb2.CountTokensResponse, answers.TokenCount]:
+    """WorkerService.CountTokens."""
+    return Call(
+        method_path(worker_pb2.DESCRIPTOR, "WorkerService", "CountTokens"),
+        worker_pb2.CountTokensRequest(prompt=_prompt_message(prompt)),
+        worker_pb2.CountTokensResponse,
+        lambda answer: answers.TokenCount(answer.token_count, tuple(answer.token_ids)),
+    )
+
+
+def generate_request(
+    prompt: answers.Prompt, options: answers.GenerateOptions
+) -> worker_pb2.GenerateRequest:
+    """What WorkerService.Generate is sent."""
+    return worker_pb2.GenerateRequest(
+        prompt=_prompt_message(prompt),
+        sampling=worker_pb2.SamplingOptions(
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            seed=options.seed,
+        ),
+        token_count_max=options.token_count_max,
+        stop_strings=options.stop_strings,
+        ignore_end_of_sequence=options.ignore_end_of_sequence,
+        cache_salt=options.cache_salt,
+        skip_cache_read=options.skip_cache_read,
+        sequence_id=options.sequence_id,
+    )
+
+
+@dataclass(slots=True)
+class AnswerReader:
+    """Puts an answer together from the parts of its stream.
+
+    `started` is set by the first part, `answer` by the last one.
+    """
+
+    started: answers.Started | None = None
+    _chunks: list[answers.Chunk] = field(default_factory=list)
+    _finished: worker_pb2.GenerateFinished | None = None
+
+    def read(self, part: worker_pb2.GenerateResponse) -> answers.Chunk | None:
+        """Takes the next part; returns it where it is a chunk."""
+        match part.WhichOneof("part"):
+            case "started":
+                self.started = answers.Started(
+                    sequence_id=part.started.sequence_id,
+                    prompt_token_count=part.started.prompt_token_count,
+                    cached_token_count=part.started.cached_token_count,
+                    prompt_token_ids=tuple(part.started.prompt_token_ids),
+                )
+            case "chunk":
+                chunk = answers.Chunk(part.chunk.text, tuple(part.chunk.token_ids))
+                self._chunks.append(chunk)
+                return chunk
+            case "finished":
+                self._finished = part.finished
+        return None
+
+    def answer(self) -> answers.Answer:
+        """The complete answer; AnswerIncomplete where the stream has not come to its end."""
+        if self._finished is None or self.started is None:
+            raise AnswerIncomplete("the answer's stream ended before the answer was complete")
+        finished = self._finished
+        return answers.Answer(
+            sequence_id=self.started.sequence_id,
+            text="".join(chunk.text for chunk in self._chunks),
+            token_ids=tuple(token for chunk in self._chunks for token in chunk.token_ids),
+            finish_reason=named(
+                answers.FinishReason, worker_pb2.FinishReason.DESCRIPTOR, finished.finish_reason
+            ),
+            stop_string=finished.stop_string,
+            prompt_token_count=finished.prompt_token_count,
+            cached_token_count=finished.cached_token_count,
+            generated_token_count=finished.generated_token_count,
+            block_count=finished.block_count,
+            time_to_first_token_ms=finished.time_to_first_token.ToMicroseconds() / 1_000,
+            decode_tokens_per_second=finished.decode_tokens_per_second,
+            preemption_count=finished.preemption_count,
+        )
+
+
+def _prompt_message(prompt: answers.Prompt) -> worker_pb2.Prompt:
+    match prompt:
+        case str():
+            return worker_pb2.Prompt(text=prompt)
+        case answers.TokenPrompt():
+            return worker_pb2.Prompt(tokens=worker_pb2.TokenIds(token_ids=prompt.token_ids))
+        case answers.ChatPrompt():
+            messages = [
+                worker_pb2.ChatMessage(
+                    role=message.role, content=message.content, token_ids=message.token_ids
+                )
+                for message in prompt.messages
+            ]
+            return worker_pb2.Prompt(chat=worker_pb2.ChatMessages(messages=messages))
+
+
+def _worker_info(message: worker_pb2.GetWorkerInfoResponse) -> answers.WorkerInfo:
+    return answers.WorkerInfo(
+        version=message.version,
+        model_name=message.model_name,
+        model_version=message.model_version,
+        pool_name=message.pool_name,
+        controller_address=message.controller_address,
+        epoch=message.epoch,
+        attention_backend=message.attention_backend,
+        device=message.device,
+        dtype=message.dtype,
+        block_count=message.block_count,
+        block_size=message.block_size,
+        context_token_count_max=message.context_token_count_max,
+        vocabulary_size=message.vocabulary_size,
+        running_sequence_count=message.running_sequence_count,
+        waiting_sequence_count=message.waiting_sequence_count,
+        prefill_token_count=message.prefill_token_count,
+        decode_token_count=message.decode_token_count,
+        preemption_count=message.preemption_count,
+        chunk_token_count_max=message.chunk_token_count_max,
+    )
