@@ -1,0 +1,310 @@
+"""A pool written down from the rules with plain lists and dicts, one block at a time.
+
+It is slow on purpose: a block's place in the index is the whole content in front of it, the free
+order is a list, and whatever can be counted is counted again each time it is asked for.
+`tests.model.steps` adds the log of steps.
+"""
+
+from collections.abc import Iterable
+
+from prefixd.controller.core.errors import BlocksInUse
+from prefixd.controller.core.messages import (
+    BlockId,
+    Handle,
+    Identity,
+    PoolSpec,
+    PrefixMatch,
+)
+from tests.model.digests import block_digest
+from tests.model.sequence import NaiveSequence, Place, place_of
+from tests.model.statistics import NaiveStatistics
+
+
+class Refused(Exception):
+    """An entry or a row is refused; nothing has changed."""
+
+    def __init__(self, reason: str, **numbers: int) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.numbers = numbers
+
+
+class NaivePool:
+    """Blocks, index, free order and open sequences.
+
+    `index` maps a place to the one block that stands for it; `step_of_block` says which step
+    writes a complete block, and the block is published once that step has been executed;
+    `working_step_ids` are the steps that scheduled something.
+    """
+
+    def __init__(self, spec: PoolSpec) -> None:
+        self.spec = spec
+        self.model_version = spec.model_version
+        self.free: list[BlockId] = [BlockId(block) for block in range(1, spec.block_count)]
+        self.sequences: dict[Handle, NaiveSequence] = {}
+        self.index: dict[Place, BlockId] = {}
+        self.step_of_block: dict[BlockId, int] = {}
+        self.applied_step_id = 0
+        self.executed_step_id = 0
+        self.settled_step_id = 0
+        self.working_step_ids: set[int] = set()
+        self.statistics = NaiveStatistics()
+        self.busy_blocks: set[BlockId] = set()
+
+    # What can be seen.
+
+    def reference_counts(self) -> dict[BlockId, int]:
+        """Counts, for every held block, the tables it stands in."""
+        counts: dict[BlockId, int] = {}
+        for sequence in self.sequences.values():
+            for block in sequence.table:
+                counts[block] = counts.get(block, 0) + 1
+        return counts
+
+    def is_written(self, block: BlockId) -> bool:
+        """Tells whether the step that writes this complete block has been executed."""
+        return self.step_of_block[block] <= self.executed_step_id
+
+    def published(self) -> dict[BlockId, Place]:
+        """Returns the written part of the index."""
+        return {block: place for place, block in self.index.items() if self.is_written(block)}
+
+    def pending(self) -> dict[BlockId, Place]:
+        """Returns the unwritten part of the index."""
+        return {block: place for place, block in self.index.items() if not self.is_written(block)}
+
+    def place_of_block(self, block: BlockId) -> Place | None:
+        """Returns the place that the block stands for; None where it is not in the index."""
+        return next((place for place, other in self.index.items() if other == block), None)
+
+    def digest_of(self, place: Place, *, algorithm: str, root: bytes) -> bytes:
+        """Computes the chained digest of a place from its content."""
+        digest = root
+        for token_ids, keys in place:
+            digest = block_digest(algorithm, parent=digest, token_ids=token_ids, extra_keys=keys)
+        return digest
+
+    # Matching.
+
+    def matched_blocks(self, token_ids: list[int], identity: Identity) -> list[BlockId]:
+        """Returns the longest run of indexed blocks from block 0 (S6), the last token excepted
+        (S7)."""
+        if self.spec.caching_disabled or identity.has_unknown_fields:
+            return []
+        blocks: list[BlockId] = []
+        for index in range((len(token_ids) - 1) // self.spec.block_size):
+            place = self._place(token_ids, identity, index)
+            if place not in self.index:
+                break
+            blocks.append(self.index[place])
+        return blocks
+
+    def _place(self, token_ids: list[int], identity: Identity, index: int) -> Place:
+        return place_of(
+            token_ids,
+            identity,
+            index=index,
+            block_size=self.spec.block_size,
+            version=self.model_version,
+        )
+
+    def match_prefix(self, token_ids: Iterable[int], identity: Identity) -> PrefixMatch:
+        """Tells how much of a prompt is cached. Changes nothing (S8)."""
+        return self.match_of(self.matched_blocks([int(token) for token in token_ids], identity))
+
+    def match_of(self, blocks: list[BlockId]) -> PrefixMatch:
+        """Splits matched blocks into written and pending tokens."""
+        written = sum(self.is_written(block) for block in blocks)
+        return PrefixMatch(
+            published_token_count=written * self.spec.block_size,
+            pending_token_count=(len(blocks) - written) * self.spec.block_size,
+        )
+
+    def awaitable(
+        self, token_ids: list[int], identity: Identity, *, matched_block_count: int
+    ) -> tuple[int, Handle] | None:
+        """Finds the open sequence whose known tokens will provide most further matching tokens
+        (S10): their count and its handle."""
+        best: tuple[int, Handle] | None = None
+        for sequence in self.sequences.values():
+            if not sequence.cacheable:
+                continue
+            common = 0
+            for index in range((len(token_ids) - 1) // self.spec.block_size):
+                if (index + 1) * self.spec.block_size > sequence.known:
+                    break
+                if sequence.place(index) != self._place(token_ids, identity, index):
+                    break
+                common += 1
+            further = (common - matched_block_count) * self.spec.block_size
+            if further > 0 and (best is None or further > best[0]):
+                best = (further, sequence.handle)
+        return best
+
+    # Allocation.
+
+    def available(self) -> list[BlockId]:
+        """Returns what may be handed out now, in order: blocks of this step excepted (S22)."""
+        return [block for block in self.free if block not in self.busy_blocks]
+
+    def check_supply(
+        self, *, new_block_count: int, total_block_count: int, matched: list[BlockId]
+    ) -> None:
+        """Refuses what the pool can never, or not now, give (S11); idle matched blocks count
+        against the supply (S12)."""
+        usable = self.spec.block_count - 1
+        if total_block_count > usable:
+            raise Refused(
+                "SEQUENCE_EXCEEDS_POOL", needed_count=total_block_count, available_count=usable
+            )
+        available = self.available()
+        supply = [block for block in available if block not in matched]
+        if new_block_count > len(supply):
+            raise Refused(
+                "POOL_EXHAUSTED",
+                needed_count=new_block_count + len(set(matched) & set(self.free)),
+                available_count=len(available),
+            )
+
+    def take(self, count: int) -> list[BlockId]:
+        """Takes blocks from the front of the free order; cached ones are evicted now (S13)."""
+        taken = self.available()[:count]
+        for block in taken:
+            self.free.remove(block)
+            place = self.place_of_block(block)
+            if place is not None:
+                self.statistics.evicted_block_count += 1
+                self.drop(place)
+        return taken
+
+    def drop(self, place: Place) -> None:
+        """Takes a place out of the index; nothing may be left below it (S19)."""
+        del self.step_of_block[self.index.pop(place)]
+        deeper = [other for other in self.index if other[: len(place)] == place]
+        assert not deeper, "a cached block would be reachable only through an evicted one"
+
+    # Completion and release.
+
+    def complete_blocks(self, sequence: NaiveSequence) -> None:
+        """Lets blocks enter the index whose tokens are known and whose positions are scheduled."""
+        size = sequence.block_size
+        while (sequence.completed + 1) * size <= min(sequence.known, sequence.scheduled):
+            index = sequence.completed
+            sequence.completed += 1
+            if sequence.cacheable:
+                own = sequence.table[index]
+                if own not in self.step_of_block:
+                    self.step_of_block[own] = max(
+                        sequence.scheduled_by[index * size : (index + 1) * size]
+                    )
+                self._enter(sequence.place(index), own)
+
+    def _enter(self, place: Place, own: BlockId) -> None:
+        other = self.index.setdefault(place, own)
+        if other == own:
+            return
+        if other in self.free:
+            self.index[place] = own
+            self.free.remove(other)
+            self.free.insert(0, other)
+            del self.step_of_block[other]
+        elif self.is_written(own) and not self.is_written(other):
+            self.index[place] = own
+
+    def copies_of(self, place: Place) -> list[BlockId]:
+        """Returns the private copies of a place (S15), in the order their sequences opened."""
+        depth = len(place) - 1
+        return [
+            sequence.table[depth]
+            for sequence in self.sequences.values()
+            if sequence.cacheable
+            and depth < sequence.completed
+            and depth < len(sequence.table)
+            and sequence.place(depth) == place
+            and sequence.table[depth] != self.index[place]
+        ]
+
+    def release(self, sequence: NaiveSequence, *, kept_block_count: int) -> None:
+        """Gives back a table's blocks behind the kept ones, from the end (S17)."""
+        uncached: list[BlockId] = []
+        while len(sequence.table) > kept_block_count:
+            block = sequence.table.pop()
+            if block in self.reference_counts():
+                continue
+            place = self.place_of_block(block)
+            copies = self.copies_of(place) if place is not None else []
+            if place is not None and copies:
+                self.index[place] = self.choose_copy(copies)
+            if place is not None and not copies:
+                self.free.append(block)
+            else:
+                uncached.append(block)
+                self.step_of_block.pop(block, None)
+        self.free[:0] = uncached
+
+    def choose_copy(self, copies: list[BlockId]) -> BlockId:
+        """Chooses the copy that the index moves to: the first written one, else the oldest."""
+        return min(copies, key=lambda block: self.step_of_block[block])
+
+    def settle_twins(self) -> None:
+        """Lets the first written twin of a pending block stand for their place (S15)."""
+        for place, block in list(self.index.items()):
+            written = [copy for copy in self.copies_of(place) if self.is_written(copy)]
+            if written and not self.is_written(block):
+                self.index[place] = self.choose_copy(written)
+
+    def cut_tables(self) -> dict[Handle, int]:
+        """Takes back what the unexecuted steps scheduled: unwritten blocks leave the index, and
+        every table is cut to its leading run of published blocks. Returns the scheduled counts
+        of before, of the sequences that lost something."""
+        unwritten = self.pending()
+        self.index = {place: block for place, block in self.index.items() if block not in unwritten}
+        idle = [block for block in self.free if block in unwritten]
+        self.free = idle + [block for block in self.free if block not in unwritten]
+        for block in [other for other in self.step_of_block if not self.is_written(other)]:
+            del self.step_of_block[block]
+        before: dict[Handle, int] = {}
+        for sequence in self.sequences.values():
+            run = 0
+            while sequence.cacheable and run < sequence.completed:
+                if sequence.table[run] not in self.step_of_block:
+                    break
+                run += 1
+            if sequence.scheduled > run * sequence.block_size:
+                before[sequence.handle] = sequence.scheduled
+                sequence.cut = True
+            sequence.completed = min(sequence.completed, run)
+            del sequence.scheduled_by[run * sequence.block_size :]
+            self.release(sequence, kept_block_count=run)
+        return before
+
+    # Control.
+
+    def flush(self) -> int:
+        """Empties the index; the free order keeps its positions (S13, S21).
+
+        A step that schedules nothing leaves a worker nothing to do, so it needs no confirmation:
+        otherwise the very step that confirms the last work would keep the pool from being flushed.
+        """
+        held = len(self.reference_counts())
+        unconfirmed = sum(step_id > self.settled_step_id for step_id in self.working_step_ids)
+        if held or unconfirmed:
+            raise BlocksInUse(
+                "in use", numbers={"held_block_count": held, "unconfirmed_step_count": unconfirmed}
+            )
+        dropped = len(self.index)
+        self.index.clear()
+        self.step_of_block.clear()
+        return dropped
+
+    def set_model_version(self, model_version: str) -> int:
+        """Drops the idle blocks of other versions; open sequences share nothing more (S4)."""
+        if model_version == self.model_version:
+            return 0
+        self.model_version = model_version
+        dropped = sum(block in self.free for block in self.index.values())
+        self.index.clear()
+        self.step_of_block.clear()
+        for sequence in self.sequences.values():
+            sequence.cacheable = False
+        return dropped

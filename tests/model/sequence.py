@@ -1,0 +1,101 @@
+"""A sequence of the naive model, its places in the index, and the plan for its worker."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from prefixd.controller.core.messages import (
+    BlockId,
+    GroupPlan,
+    Handle,
+    Identity,
+    SequenceId,
+    SequencePlan,
+    SlotRuns,
+    TokenRange,
+)
+from tests.model.digests import ExtraKeys, extra_keys
+
+Place = tuple[tuple[tuple[int, ...], ExtraKeys], ...]
+"""The content of a block and of all blocks before it: tokens and extra keys of each."""
+
+
+def place_of(
+    token_ids: Sequence[int], identity: Identity, *, index: int, block_size: int, version: str
+) -> Place:
+    """Returns the place of block `index` of a sequence with these tokens."""
+    return tuple(
+        (
+            tuple(token_ids[block * block_size : (block + 1) * block_size]),
+            extra_keys(identity, block_index=block, block_size=block_size, model_version=version),
+        )
+        for block in range(index + 1)
+    )
+
+
+@dataclass
+class NaiveSequence:
+    """One open sequence.
+
+    `scheduled_by[p]` is the step that scheduled position p; a matched position has the step that
+    its block waits for. `completed` counts the leading blocks whose tokens are all known and whose
+    positions are all scheduled.
+    """
+
+    handle: Handle
+    sequence_id: SequenceId
+    identity: Identity
+    version: str
+    block_size: int
+    cacheable: bool
+    skip_cache_read: bool
+    preemption_count: int
+    token_ids: list[int]
+    table: list[BlockId] = field(default_factory=list)
+    scheduled_by: list[int] = field(default_factory=list)
+    completed: int = 0
+    cached_count: int = 0
+    cut: bool = False
+
+    @property
+    def known(self) -> int:
+        """Tokens known."""
+        return len(self.token_ids)
+
+    @property
+    def scheduled(self) -> int:
+        """Tokens scheduled."""
+        return len(self.scheduled_by)
+
+    def place(self, index: int) -> Place:
+        """Returns the place of a completed block."""
+        return place_of(
+            self.token_ids,
+            self.identity,
+            index=index,
+            block_size=self.block_size,
+            version=self.version,
+        )
+
+    def completed_places(self) -> Iterator[tuple[int, Place]]:
+        """Gives the indices and places of the completed blocks."""
+        for index in range(self.completed):
+            yield index, self.place(index)
+
+    def plan(
+        self, *, cached: TokenRange, scheduled: TokenRange, lookahead: int, start_block: int
+    ) -> SequencePlan:
+        """Returns the plan for positions just scheduled; the table holds their blocks already."""
+        slots = [
+            self.table[position // self.block_size] * self.block_size + position % self.block_size
+            for position in range(scheduled.start_token, scheduled.end_token + lookahead)
+        ]
+        runs = SlotRuns(np.array(slots, np.int64), np.ones(len(slots), np.int64))
+        appended = np.array(self.table[start_block:], np.int64)
+        return SequencePlan(
+            handle=self.handle,
+            cached=cached,
+            scheduled=scheduled,
+            groups=(GroupPlan(start_block=start_block, block_ids=appended, slots=runs),),
+        )

@@ -1,0 +1,288 @@
+"""The naive model's log of steps: the core's messages in, the core's replies out."""
+
+import numpy as np
+
+from prefixd.controller.core.messages import (
+    AwaitPrefix,
+    BlockId,
+    CloseEntry,
+    CloseOutcome,
+    CutSequence,
+    DecodeEntry,
+    DecodeOutcome,
+    DeferredRow,
+    ExtendEntry,
+    ExtendOutcome,
+    Handle,
+    OpenEntry,
+    OpenOutcome,
+    Outcome,
+    PoolSpec,
+    Refusal,
+    SequencePlan,
+    Step,
+    StepReply,
+    TokenRange,
+)
+from tests.model.naive import NaivePool, Refused
+from tests.model.sequence import NaiveSequence
+
+
+def ceil_div(numerator: int, denominator: int) -> int:
+    """Rounds a quotient up."""
+    return -(-numerator // denominator)
+
+
+class NaiveLog(NaivePool):
+    """A naive pool that is changed by numbered steps."""
+
+    def __init__(self, spec: PoolSpec) -> None:
+        super().__init__(spec)
+        self.replies: dict[int, StepReply] = {}
+        self._budget_left: int | None = None
+
+    def apply_step(self, step: Step) -> StepReply:
+        """Applies a well-formed step, or gives the kept reply of a known one."""
+        if step.step_id in self.replies:
+            return self.replies[step.step_id]
+        assert step.step_id == self.applied_step_id + 1
+        self.busy_blocks = set()
+        self._budget_left = step.token_budget
+        for executed in range(self.executed_step_id + 1, step.executed_step_id + 1):
+            self.executed_step_id = executed
+            self.settle_twins()
+        cut = self._fail() if step.failed is not None else ()
+        self.settled_step_id = (
+            step.failed.last_step_id
+            if step.failed is not None
+            else max(self.settled_step_id, step.executed_step_id)
+        )
+        self.applied_step_id = step.step_id
+        outcomes = tuple(self._outcome(entry) for entry in step.entries)
+        reply = StepReply(step.step_id, outcomes, cut, len(self.free))
+        self.replies = {
+            known: kept for known, kept in self.replies.items() if known > self.settled_step_id
+        } | {step.step_id: reply}
+        return reply
+
+    def _fail(self) -> tuple[CutSequence, ...]:
+        return tuple(
+            CutSequence(handle, self.sequences[handle].known, self.sequences[handle].scheduled)
+            for handle in self.cut_tables()
+        )
+
+    def _outcome(self, entry: object) -> Outcome:
+        try:
+            match entry:
+                case OpenEntry():
+                    return self._open(entry)
+                case ExtendEntry():
+                    return self._extend(entry)
+                case CloseEntry():
+                    return self._close(entry)
+                case DecodeEntry():
+                    return self._decode(entry)
+        except Refused as refused:
+            return Refusal(refused.reason, "", tuple(sorted(refused.numbers.items())))
+        raise AssertionError(f"the model knows no such entry: {entry}")
+
+    def _open(self, entry: OpenEntry) -> Outcome:
+        if entry.handle in self.sequences or any(
+            sequence.sequence_id == entry.sequence_id for sequence in self.sequences.values()
+        ):
+            raise Refused("SEQUENCE_EXISTS")
+        sequence = NaiveSequence(
+            handle=entry.handle,
+            sequence_id=entry.sequence_id,
+            identity=entry.identity,
+            version=self.model_version,
+            block_size=self.spec.block_size,
+            cacheable=not (self.spec.caching_disabled or entry.identity.has_unknown_fields),
+            skip_cache_read=entry.skip_cache_read,
+            preemption_count=entry.preemption_count,
+            token_ids=[int(token) for token in entry.token_ids],
+        )
+        matched = self._readable_blocks(sequence)
+        awaiting = self._await(entry, sequence, matched)
+        if awaiting is not None:
+            return awaiting
+        match = self.match_of(matched)
+        plan = self._schedule(
+            sequence,
+            matched=matched,
+            end=sequence.known,
+            count_max=entry.schedule_token_count_max,
+            lookahead=entry.lookahead_slot_count,
+            must_fit=entry.must_fit_token_count,
+        )
+        sequence.cached_count = len(matched) * sequence.block_size
+        if sequence.cacheable and not entry.skip_cache_read:
+            count = (
+                self.statistics.count_reopen
+                if entry.preemption_count
+                else self.statistics.count_open
+            )
+            count(query_token_count=sequence.known, hit_token_count=sequence.cached_count)
+        return OpenOutcome(plan, match.published_token_count, match.pending_token_count)
+
+    def _readable_blocks(self, sequence: NaiveSequence) -> list[BlockId]:
+        if not sequence.cacheable or sequence.skip_cache_read:
+            return []
+        return self.matched_blocks(sequence.token_ids, sequence.identity)
+
+    def _await(
+        self, entry: OpenEntry, sequence: NaiveSequence, matched: list[BlockId]
+    ) -> AwaitPrefix | None:
+        if not entry.await_token_count_min or not sequence.cacheable or entry.skip_cache_read:
+            return None
+        found = self.awaitable(
+            sequence.token_ids, sequence.identity, matched_block_count=len(matched)
+        )
+        if found is None or found[0] < entry.await_token_count_min:
+            return None
+        match = self.match_of(matched)
+        return AwaitPrefix(
+            match.published_token_count, match.pending_token_count, found[0], found[1]
+        )
+
+    def _schedule(
+        self,
+        sequence: NaiveSequence,
+        *,
+        matched: list[BlockId],
+        end: int,
+        count_max: int | None,
+        lookahead: int,
+        must_fit: int = 0,
+    ) -> SequencePlan:
+        """Gives the sequence its matched and new blocks and schedules positions up to `end`, as
+        far as its own bound and the budget allow."""
+        size = sequence.block_size
+        start_block = len(sequence.table)
+        start = sequence.scheduled + len(matched) * size
+        count = max(end - start, 0)
+        if count_max is not None:
+            count = min(count, count_max)
+        if self._budget_left is not None:
+            if count and not self._budget_left:
+                raise Refused("TOKEN_BUDGET")
+            count = min(count, self._budget_left)
+        slot_count = max(start + count, must_fit) + lookahead
+        have = start_block + len(matched)
+        self.check_supply(
+            new_block_count=max(ceil_div(slot_count, size) - have, 0),
+            total_block_count=ceil_div(slot_count, size),
+            matched=matched,
+        )
+        cached = TokenRange(sequence.scheduled, start)
+        for block in matched:
+            if block in self.free:
+                self.free.remove(block)
+            sequence.scheduled_by += [self.step_of_block[block]] * size
+        sequence.table += matched
+        sequence.table += self.take(max(ceil_div(start + count + lookahead, size) - have, 0))
+        sequence.scheduled_by += [self.applied_step_id] * count
+        sequence.cut = False
+        self.sequences[sequence.handle] = sequence
+        if self._budget_left is not None:
+            self._budget_left -= count
+        if count:
+            self.busy_blocks.update(sequence.table)
+            self.working_step_ids.add(self.applied_step_id)
+        self.complete_blocks(sequence)
+        return sequence.plan(
+            cached=cached,
+            scheduled=TokenRange(start, start + count),
+            lookahead=lookahead,
+            start_block=start_block,
+        )
+
+    def _sequence_at(
+        self, handle: Handle, *, known_before: int, scheduled_before: int
+    ) -> NaiveSequence:
+        sequence = self.sequences.get(handle)
+        if sequence is None:
+            raise Refused("SEQUENCE_NOT_FOUND")
+        if (known_before, scheduled_before) != (sequence.known, sequence.scheduled):
+            raise Refused("POSITION_MISMATCH")
+        return sequence
+
+    def _extend(self, entry: ExtendEntry) -> Outcome:
+        sequence = self._sequence_at(
+            entry.handle,
+            known_before=entry.known_count_before,
+            scheduled_before=entry.scheduled_count_before,
+        )
+        before = (list(sequence.token_ids), list(sequence.scheduled_by))
+        sequence.token_ids += [int(token) for token in entry.token_ids]
+        if entry.rollback_to_token_count is not None:
+            del sequence.scheduled_by[entry.rollback_to_token_count :]
+        matched = self._readable_blocks(sequence)[len(sequence.table) :] if sequence.cut else []
+        try:
+            plan = self._schedule(
+                sequence,
+                matched=matched,
+                end=sequence.known + entry.draft_token_count,
+                count_max=entry.schedule_token_count_max,
+                lookahead=entry.lookahead_slot_count,
+            )
+        except Refused:
+            sequence.token_ids, sequence.scheduled_by = before
+            raise
+        return ExtendOutcome(plan)
+
+    def _close(self, entry: CloseEntry) -> Outcome:
+        sequence = self.sequences.pop(entry.handle, None)
+        if sequence is None:
+            raise Refused("SEQUENCE_NOT_FOUND")
+        self.release(sequence, kept_block_count=0)
+        return CloseOutcome()
+
+    def _decode(self, entry: DecodeEntry) -> Outcome:
+        new_blocks: list[int] = []
+        deferred: list[DeferredRow] = []
+        offset = 0
+        for row, handle in enumerate(entry.handles):
+            count = int(entry.token_counts[row])
+            token_ids = [int(token) for token in entry.token_ids[offset : offset + count]]
+            offset += count
+            try:
+                new_blocks.append(
+                    self._decode_row(
+                        Handle(int(handle)),
+                        known_before=int(entry.known_count_before[row]),
+                        scheduled_before=int(entry.scheduled_count_before[row]),
+                        token_ids=token_ids,
+                    )
+                )
+            except Refused as refused:
+                new_blocks.append(0)
+                deferred.append(
+                    DeferredRow(
+                        row,
+                        refused.reason,
+                        refused.numbers.get("needed_count", 0),
+                        refused.numbers.get("available_count", 0),
+                    )
+                )
+        return DecodeOutcome((np.array(new_blocks, np.int64),), tuple(deferred))
+
+    def _decode_row(
+        self, handle: Handle, *, known_before: int, scheduled_before: int, token_ids: list[int]
+    ) -> int:
+        sequence = self._sequence_at(
+            handle, known_before=known_before, scheduled_before=scheduled_before
+        )
+        if sequence.cut:
+            raise Refused("POSITION_MISMATCH")
+        table_before = len(sequence.table)
+        sequence.token_ids += token_ids
+        try:
+            self._schedule(
+                sequence, matched=[], end=sequence.scheduled + 1, count_max=1, lookahead=0
+            )
+        except Refused:
+            del sequence.token_ids[known_before:]
+            raise
+        appended = sequence.table[table_before:]
+        return appended[0] if appended else 0
