@@ -1,0 +1,124 @@
+"""Block digests: four algorithms, byte-identical to vLLM 0.33 (rule S1).
+
+A block's digest is H((parent digest, token ids, extra keys)) over one of two serialisations, pickle
+or canonical CBOR. The root of every chain is H(seed string). A digest is a public name for content;
+matching never relies on it (S3).
+"""
+
+import hashlib
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cbor2
+import xxhash
+
+from prefixd.controller.core.errors import FieldInvalid
+from prefixd.controller.core.messages import BlockHash
+
+ExtraKey = tuple[str | bytes | int, ...]
+"""One tagged extra key, for instance ("cache_salt", "tenant-7")."""
+ExtraKeys = tuple[ExtraKey, ...]
+"""All extra keys of one block, in the order of rule S2; empty where it has none."""
+
+SEED_DETERMINISTIC = "vllm-none-hash"
+"""Seed of the cryptographic algorithms where nobody names one, so that replicas agree."""
+
+
+def _sha256(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+def _xxh3_128(data: bytes) -> bytes:
+    return xxhash.xxh3_128_digest(data)
+
+
+def _pickled(value: Any) -> bytes:
+    return pickle.dumps(value, protocol=5)
+
+
+def _cbor(value: Any) -> bytes:
+    return cbor2.dumps(value, canonical=True)
+
+
+@dataclass(frozen=True, slots=True)
+class HashAlgorithm:
+    """A digest function over a serialisation of (parent, token ids, extra keys)."""
+
+    name: str
+    digest: Callable[[bytes], bytes]
+    serialise: Callable[[Any], bytes]
+    digest_size: int
+    is_cryptographic: bool
+
+
+HASHES: dict[str, HashAlgorithm] = {
+    algorithm.name: algorithm
+    for algorithm in (
+        HashAlgorithm("sha256_cbor", _sha256, _cbor, 32, True),
+        HashAlgorithm("sha256", _sha256, _pickled, 32, True),
+        HashAlgorithm("xxhash_cbor", _xxh3_128, _cbor, 16, False),
+        HashAlgorithm("xxhash", _xxh3_128, _pickled, 16, False),
+    )
+}
+"""All algorithms by name; the first one is the default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seed:
+    """The string that the root digest is made from; `is_random`: it differs between processes."""
+
+    text: str
+    is_random: bool
+
+
+def choose_seed(
+    algorithm_name: str, *, option: str | None, environment: str | None, random_bytes: bytes
+) -> Seed:
+    """Choose the hash seed (S1): the option, else PYTHONHASHSEED, else vLLM's rule.
+
+    `environment` is the value of PYTHONHASHSEED, None where the variable does not exist; it counts
+    verbatim ("" and "random" are seeds too). `random_bytes` (32 bytes) serve the algorithms that
+    are not cryptographic.
+    """
+    if option is not None:
+        return Seed(option, is_random=False)
+    if environment is not None:
+        return Seed(environment, is_random=False)
+    if HASHES[algorithm_name].is_cryptographic:
+        return Seed(SEED_DETERMINISTIC, is_random=False)
+    return Seed(random_bytes.hex(), is_random=True)
+
+
+class Hasher:
+    """Computes block digests under one algorithm and one root.
+
+    Raises FieldInvalid (field "hash_algorithm") where the algorithm is not known.
+    """
+
+    def __init__(self, algorithm_name: str, *, seed: str) -> None:
+        if algorithm_name not in HASHES:
+            raise FieldInvalid(
+                f"hash algorithm {algorithm_name!r} is not one of {', '.join(HASHES)}",
+                field="hash_algorithm",
+            )
+        self.algorithm = HASHES[algorithm_name]
+        self.root = BlockHash(self.algorithm.digest(self.algorithm.serialise(seed)))
+
+    def preimage(
+        self, parent: BlockHash, token_ids: Sequence[int], extra_keys: ExtraKeys
+    ) -> bytes:
+        """Return the bytes that the digest of one block is taken of."""
+        return self.algorithm.serialise((parent, tuple(token_ids), extra_keys or None))
+
+    def block_hash(
+        self, parent: BlockHash, token_ids: Sequence[int], extra_keys: ExtraKeys = ()
+    ) -> BlockHash:
+        """Return the digest of one block; `parent` is the root for a sequence's first block."""
+        return BlockHash(self.algorithm.digest(self.preimage(parent, token_ids, extra_keys)))
+
+
+def group_key(block_hash: BlockHash, *, group_index: int) -> bytes:
+    """Return the index key of a block in one KV group: digest, then four big-endian bytes."""
+    return block_hash + group_index.to_bytes(4, "big")

@@ -1,0 +1,66 @@
+"""What a message alone shows: ranges, signs, lengths, duplicates.
+
+Everything here raises FieldInvalid, TokenIdInvalid, PromptEmpty or Unsupported and reads no state.
+"""
+
+import re
+
+from prefixd.controller.core import limits
+from prefixd.controller.core.errors import FieldInvalid, Unsupported
+from prefixd.controller.core.messages import GroupKind, PoolSpec
+
+POOL_NAME_LENGTH_MAX = 128
+"""Length of a pool's name in characters."""
+_POOL_NAME = re.compile(r"[A-Za-z0-9._/-]{1,128}")
+
+
+def count_in_range(value: int, *, low: int, high: int, field: str) -> None:
+    """Raise FieldInvalid unless low <= value <= high."""
+    if not low <= value <= high:
+        raise FieldInvalid(
+            f"{field} is {value}, not in {low}..{high}",
+            numbers={"value": value, "low": low, "high": high},
+            field=field,
+        )
+
+
+def length_at_most(text: str, *, length_max: int, field: str) -> None:
+    """Raise FieldInvalid where a text is longer than length_max characters."""
+    if len(text) > length_max:
+        raise FieldInvalid(
+            f"{field} has {len(text)} characters, more than {length_max}",
+            numbers={"length": len(text), "length_max": length_max},
+            field=field,
+        )
+
+
+def model_version(version: str) -> None:
+    """Check the length of a version of the weights."""
+    length_at_most(version, length_max=limits.IDENTIFIER_LENGTH_MAX, field="model_version")
+
+
+def pool_spec(spec: PoolSpec) -> None:
+    """Check what a driver registers."""
+    if not _POOL_NAME.fullmatch(spec.pool_name):
+        raise FieldInvalid(
+            "pool_name must be 1 to 128 characters out of letters, digits, '.', '_', '-', '/'",
+            field="pool_name",
+        )
+    count_in_range(spec.block_size, low=1, high=limits.BLOCK_SIZE_MAX, field="block_size")
+    block_count_max = limits.SLOT_COUNT_MAX // spec.block_size
+    count_in_range(spec.block_count, low=2, high=block_count_max, field="block_count")
+    count_in_range(spec.vocabulary_size, low=0, high=2**32 - 1, field="vocabulary_size")
+    if spec.lease_ms is not None:
+        count_in_range(
+            spec.lease_ms, low=limits.LEASE_MS_MIN, high=limits.LEASE_MS_MAX, field="lease"
+        )
+    model_version(spec.model_version)
+    length_at_most(
+        spec.model_name, length_max=limits.LORA_PATH_LENGTH_MAX, field="model_name"
+    )
+    if len(spec.groups) != 1 or spec.groups[0].kind is not GroupKind.FULL_ATTENTION:
+        raise Unsupported("only one full-attention group is offered", field="groups")
+    if spec.groups[0].window_token_count != 0:
+        raise FieldInvalid(
+            "a full-attention group has no window", field="groups[0].window_token_count"
+        )
