@@ -11,6 +11,7 @@ from prefixd.controller.core.messages import (
     DecodeEntry,
     DecodeOutcome,
     DeferredRow,
+    Entry,
     ExtendEntry,
     ExtendOutcome,
     Handle,
@@ -21,6 +22,7 @@ from prefixd.controller.core.messages import (
     Refusal,
     SequencePlan,
     Step,
+    StepId,
     StepReply,
     TokenRange,
 )
@@ -40,29 +42,47 @@ class NaiveLog(NaivePool):
         super().__init__(spec)
         self.replies: dict[int, StepReply] = {}
         self._budget_left: int | None = None
+        self._outcomes: list[Outcome] = []
+        self._cut: tuple[CutSequence, ...] = ()
 
     def apply_step(self, step: Step) -> StepReply:
         """Applies a well-formed step, or gives the kept reply of a known one."""
         if step.step_id in self.replies:
             return self.replies[step.step_id]
+        self.begin_step(step)
+        for entry in step.entries:
+            self.add_entry(entry)
+        return self.finish_step()
+
+    def begin_step(self, step: Step) -> None:
+        """Takes in what a step says beside its entries."""
         assert step.step_id == self.applied_step_id + 1
         self.busy_blocks = set()
         self._budget_left = step.token_budget
+        self._outcomes = []
         for executed in range(self.executed_step_id + 1, step.executed_step_id + 1):
             self.executed_step_id = executed
             self.settle_twins()
-        cut = self._fail() if step.failed is not None else ()
-        self.settled_step_id = (
-            step.failed.last_step_id
-            if step.failed is not None
-            else max(self.settled_step_id, step.executed_step_id)
-        )
+        self.settled_step_id = max(self.settled_step_id, self.executed_step_id)
+        self._cut = ()
+        if step.failed is not None:
+            self._cut = self._fail()
+            self.settled_step_id = step.failed.last_step_id
         self.applied_step_id = step.step_id
-        outcomes = tuple(self._outcome(entry) for entry in step.entries)
-        reply = StepReply(step.step_id, outcomes, cut, len(self.free))
-        self.replies = {
-            known: kept for known, kept in self.replies.items() if known > self.settled_step_id
-        } | {step.step_id: reply}
+
+    def add_entry(self, entry: Entry) -> Outcome:
+        """Applies one entry of the step that was begun."""
+        outcome = self._outcome(entry)
+        self._outcomes.append(outcome)
+        return outcome
+
+    def finish_step(self) -> StepReply:
+        """Answers the step that was begun."""
+        step_id = StepId(self.applied_step_id)
+        reply = StepReply(step_id, tuple(self._outcomes), self._cut, len(self.free))
+        self.replies[step_id] = reply
+        for known in [known for known in self.replies if known <= self.settled_step_id]:
+            del self.replies[known]
         return reply
 
     def _fail(self) -> tuple[CutSequence, ...]:
@@ -71,7 +91,7 @@ class NaiveLog(NaivePool):
             for handle in self.cut_tables()
         )
 
-    def _outcome(self, entry: object) -> Outcome:
+    def _outcome(self, entry: Entry) -> Outcome:
         try:
             match entry:
                 case OpenEntry():
