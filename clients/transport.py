@@ -104,7 +104,7 @@ class Transport:
 class GenerateCall:
     """A running answer of a synchronous channel."""
 
-    _call: grpc.CallIterator[worker_pb2.GenerateResponse]
+    _call: "grpc.CallIterator[worker_pb2.GenerateResponse]"
     _address: str
 
     def parts(self) -> Iterator[worker_pb2.GenerateResponse]:
@@ -176,7 +176,7 @@ class AsyncTransport:
 class AsyncGenerateCall:
     """A running answer of an asyncio channel."""
 
-    _call: aio.UnaryStreamCall[worker_pb2.GenerateRequest, worker_pb2.GenerateResponse]
+    _call: "aio.UnaryStreamCall[worker_pb2.GenerateRequest, worker_pb2.GenerateResponse]"
     _address: str
 
     async def parts(self) -> AsyncIterator[worker_pb2.GenerateResponse]:
