@@ -1,0 +1,1 @@
+"""The controller process: plans block tables and knows every cached prefix."""

@@ -1,0 +1,1 @@
+"""The gRPC skin of the controller: check, call the core, convert the reply."""

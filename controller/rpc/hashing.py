@@ -1,0 +1,40 @@
+"""Digests computed behind the replies, in slices that let other calls through."""
+
+import asyncio
+
+from structlog.typing import FilteringBoundLogger
+
+from prefixd.controller.core.pool import Pool
+
+HASH_SLICE_BLOCK_COUNT = 512
+"""Blocks hashed before other calls get their turn: less than 1 ms."""
+
+
+class SlicedHashing:
+    """Runs at most one chain of slices per pool; the event loop serves other calls in between."""
+
+    def __init__(self, log: FilteringBoundLogger) -> None:
+        self._log = log
+        self._busy: set[Pool] = set()
+
+    def start(self, pool: Pool) -> None:
+        """Sees to it that the pool's missing digests get computed. Returns at once."""
+        if pool not in self._busy:
+            self._busy.add(pool)
+            asyncio.get_running_loop().call_soon(self._slice, pool)
+
+    def is_busy(self, pool: Pool) -> bool:
+        """Whether digests of the pool may still be missing."""
+        return pool in self._busy
+
+    def _slice(self, pool: Pool) -> None:
+        try:
+            is_more = pool.hash_slice(HASH_SLICE_BLOCK_COUNT)
+        except Exception as error:
+            # Nothing is lost: a digest that is missing is computed where it is needed.
+            self._log.error("hashing_failed", pool_name=pool.spec.pool_name, exc_info=error)
+            is_more = False
+        if is_more:
+            asyncio.get_running_loop().call_soon(self._slice, pool)
+        else:
+            self._busy.discard(pool)
