@@ -227,6 +227,17 @@ def missing_words(words: Iterable[str], texts: Iterable[str]) -> list[str]:
     return [word for word in words if word not in present]
 
 
+def stated_by_tests(source: str) -> str:
+    """Return the names and docstrings of all tests of a file, with `test_s7_...` read as S7."""
+    lines = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name[:5] == "test_":
+            numbers = re.findall(r"_s(\d+)(?=_|$)", node.name)
+            lines += [f"S{number}" for number in numbers]
+            lines.append(ast.get_docstring(node) or "")
+    return "\n".join(lines)
+
+
 def normalized(distribution: str) -> str:
     """Return a distribution's name in the form that package indexes compare."""
     return re.sub(r"[-_.]+", "-", distribution).lower()
