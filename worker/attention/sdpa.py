@@ -21,15 +21,15 @@ class SdpaBackend:
 
     is_bitwise_reproducible = False
 
-    def refusal(self, traits: LayerTraits) -> str | None:  # noqa: ARG002, PLR6301 - the seam
+    def refusal(self, traits: LayerTraits) -> str | None:
         """Serves every layer."""
         return None
 
-    def padded_row_count(self, token_count: int) -> int:  # noqa: PLR6301 - the seam
+    def padded_row_count(self, token_count: int) -> int:
         """Needs no padding."""
         return token_count
 
-    def plan(self, batch: AttentionBatch) -> "SdpaPlan":  # noqa: PLR6301 - the seam
+    def plan(self, batch: AttentionBatch) -> "SdpaPlan":
         """Finds out where the pages of each sequence lie."""
         contexts = tuple(
             _context_of(batch, index, rows) for index, rows in enumerate(batch.sequences)
@@ -141,9 +141,7 @@ def _attend_fused(
     if tile.bias is None:
         # The query heads of one kv head become the rows of one product: K is read once for them.
         packed = query.reshape(1, keys.shape[1], -1, width)
-        output = functional.scaled_dot_product_attention(
-            packed, keys, values, scale=traits.scaling
-        )
+        output = functional.scaled_dot_product_attention(packed, keys, values, scale=traits.scaling)
         return output.reshape(row_count, head_count, -1)
     output = functional.scaled_dot_product_attention(
         query.transpose(0, 1)[None],

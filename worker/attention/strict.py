@@ -37,15 +37,15 @@ class StrictBackend:
 
     is_bitwise_reproducible = True
 
-    def refusal(self, traits: LayerTraits) -> str | None:  # noqa: ARG002, PLR6301 - the seam
+    def refusal(self, traits: LayerTraits) -> str | None:
         """Serves every layer."""
         return None
 
-    def padded_row_count(self, token_count: int) -> int:  # noqa: PLR6301 - the seam
+    def padded_row_count(self, token_count: int) -> int:
         """A multiple of four, so that the layers' own products are reproducible as well."""
         return round_up(token_count, multiple=ROW_MULTIPLE)
 
-    def plan(self, batch: AttentionBatch) -> "StrictPlan":  # noqa: PLR6301 - the seam
+    def plan(self, batch: AttentionBatch) -> "StrictPlan":
         """Lists the slots of each sequence up to the end of its last tile."""
         contexts = []
         for index, rows in enumerate(batch.sequences):
@@ -125,12 +125,10 @@ def _pack_groups(query: Tensor, *, kv_head_count: int) -> Tensor:
     row_count, head_count, width = query.shape
     packed = query.new_zeros((head_count, round_up(row_count, multiple=ROW_MULTIPLE), width))
     packed[:, :row_count] = query.transpose(0, 1)
-    return packed.unflatten(0, (kv_head_count, -1))
+    return packed.view(kv_head_count, -1, *packed.shape[1:])
 
 
-def _hide(
-    scores: Tensor, traits: LayerTraits, *, start_position: int, first_key: int
-) -> None:
+def _hide(scores: Tensor, traits: LayerTraits, *, start_position: int, first_key: int) -> None:
     """Sets to minus infinity what a row does not see: (..., rows, keys), in place."""
     row_count, key_count = scores.shape[-2:]
     queries = torch.arange(start_position, start_position + row_count, device=scores.device)
@@ -147,7 +145,7 @@ def _hide(
 
 def _sum_of(weights: Tensor) -> Tensor:
     """Sums (..., keys) tile by tile in order: (..., 1)."""
-    tiles = weights.unflatten(-1, (-1, KEY_TILE_TOKEN_COUNT)).sum(dim=-1)
+    tiles = weights.view(*weights.shape[:-1], -1, KEY_TILE_TOKEN_COUNT).sum(dim=-1)
     return tiles.cumsum(dim=-1)[..., -1:]
 
 

@@ -103,7 +103,7 @@ def attach_context(network: nn.Module) -> AttentionContext:
     return context
 
 
-def _attention(  # noqa: PLR0913, PLR0917 - the signature is transformers'
+def _attention(  # noqa: PLR0917 - the signature is transformers'
     module: nn.Module,
     query: Tensor,
     key: Tensor,

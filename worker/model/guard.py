@@ -51,6 +51,9 @@ def check_layers(
         reason = _layer_reason(layer, backend)
         if reason is not None:
             raise ModelRefused(model_name=model_name, reason=f"layer {index}: {reason}")
+    if getattr(config, "max_position_embeddings", None) is None:
+        reason = "its configuration states no max_position_embeddings"
+        raise ModelRefused(model_name=model_name, reason=reason)
 
 
 def _config_reason(config: Any) -> str | None:
@@ -63,8 +66,6 @@ def _config_reason(config: Any) -> str | None:
     for index, layer_type in enumerate(getattr(text_config, "layer_types", None) or ()):
         if layer_type not in SERVED_LAYER_TYPES:
             return f"layer {index} is of type {layer_type!r}, which paged KV does not hold"
-    if getattr(text_config, "max_position_embeddings", None) is None:
-        return "its configuration states no max_position_embeddings"
     return None
 
 

@@ -1,5 +1,7 @@
 """Loads a Hugging Face decoder with paged attention, after the guard has passed it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from prefixd.worker.model.guard import check_config, check_layers
 from prefixd.worker.model.loaded import LoadedModel
 from prefixd.worker.model.numeric_probe import check_numbers
 from prefixd.worker.model.probe import probe_layers
+
+_AUTO_MODEL: Any = AutoModelForCausalLM  # its own annotations leave out what is used here
 
 
 def load_folder(
@@ -31,13 +35,14 @@ def load_folder(
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         check_config(config, model_name=name)
-        network, report = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=dtype,
-            attn_implementation=ATTENTION_NAME,
-            local_files_only=True,
-            output_loading_info=True,
-        )
+        with _refusing(name):
+            network, report = _AUTO_MODEL.from_pretrained(
+                folder,
+                dtype=dtype,
+                attn_implementation=ATTENTION_NAME,
+                local_files_only=True,
+                output_loading_info=True,
+            )
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, SafetensorError, ValueError) as error:
         raise ModelUnavailable(model_name=name, reason=str(error)) from error
@@ -64,15 +69,23 @@ def load_random(
     """
     register_attention()
     check_config(config, model_name=name)
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            network = AutoModelForCausalLM.from_config(
-                config, dtype=dtype, attn_implementation=ATTENTION_NAME
-            )
-    except ValueError as error:
-        raise ModelRefused(model_name=name, reason=str(error)) from error
+    with _refusing(name), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = _AUTO_MODEL.from_config(config, dtype=dtype, attn_implementation=ATTENTION_NAME)
     return _guarded(network.to(device), None, name=name, backend=backend)
+
+
+@contextmanager
+def _refusing(model_name: str) -> Iterator[None]:
+    """Turns what transformers raises where it cannot build a model with our attention."""
+    try:
+        yield
+    except KeyError as error:
+        # Older model code picks its attention class by name.
+        reason = f"its attention cannot be replaced: {error} is unknown to it"
+        raise ModelRefused(model_name=model_name, reason=reason) from error
+    except ValueError as error:
+        raise ModelRefused(model_name=model_name, reason=str(error)) from error
 
 
 def _guarded(

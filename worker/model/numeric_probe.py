@@ -83,11 +83,17 @@ def reduced_config(config: Any) -> Any:
     reduced = copy.deepcopy(config)
     text = reduced.get_text_config()
     full_count = text.num_hidden_layers
-    layer_count = min(full_count, _layer_count_of(getattr(text, "layer_types", None) or ()))
+    layer_count = _layer_count_of(getattr(text, "layer_types", None) or ())
+    if getattr(text, "num_kv_shared_layers", 0):
+        layer_count *= 2
+    layer_count = min(full_count, layer_count)
     for name, value in list(vars(text).items()):
         if isinstance(value, list | tuple) and len(value) == full_count:
             setattr(text, name, value[:layer_count])
     text.num_hidden_layers = layer_count
+    if getattr(text, "num_kv_shared_layers", 0):
+        # The last layers read the KV of earlier ones: as many of them as there are donors.
+        text.num_kv_shared_layers = layer_count // 2
     text.vocab_size = min(text.vocab_size, _VOCABULARY_SIZE_MAX)
     text.bos_token_id = text.eos_token_id = text.pad_token_id = None
     for name, limit in (
@@ -114,7 +120,8 @@ def _small_copy(config: Any, device: torch.device, *, model_name: str) -> Any:
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(_SEED)
-            network = AutoModelForCausalLM.from_config(
+            auto_model: Any = AutoModelForCausalLM
+            network = auto_model.from_config(
                 reduced_config(config), dtype=torch.float32, attn_implementation="eager"
             )
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
