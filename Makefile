@@ -26,15 +26,16 @@ venv: $(VENV)/.installed ## Create .venv with the pinned dependencies and prefix
 
 proto: $(VENV)/.generated ## Generate the Python code of protos/prefixd/v1
 
-model: $(VENV)/.model ## Fetch the small model of the demo and the tests (about 100 MB, once)
+model: $(VENV)/.installed ## Fetch the small model of the demo and the tests (about 100 MB, once)
+	@$(BIN)/python -m prefixd.worker.model.fetch
 
-demo: $(VENV)/.installed $(VENV)/.model ## Answer three questions about one long document
+demo: model ## Answer three questions about one long document
 	@$(BIN)/python -m prefixd.clients.demo
 
-test: $(VENV)/.installed $(VENV)/.model ## Run the tests, but for the slow ones
+test: model ## Run the tests, but for the slow ones
 	@$(BIN)/python -m pytest -m "not slow"
 
-test-all: $(VENV)/.installed $(VENV)/.model ## Run all tests, with 5,000 examples per property
+test-all: model ## Run all tests, with 5,000 examples per property
 	@$(BIN)/python -m pytest --hypothesis-profile=all --timeout=7200
 
 lint: $(VENV)/.installed $(BUF) ## Check style, types and protos; change nothing
@@ -50,7 +51,7 @@ format: $(VENV)/.installed $(BUF) ## Format the code and the protos in place
 	$(BIN)/ruff format .
 	$(BUF) format --write
 
-bench: $(VENV)/.installed $(VENV)/.model ## Measure, print a table, write JSON to bench/out
+bench: model ## Measure, print a table, write JSON to bench/out
 	@$(BIN)/python -m bench
 
 baseline: $(BUF) ## Take the present protos as what later ones must stay compatible with
@@ -86,10 +87,6 @@ $(VENV)/.generated: $(PROTOS) protos/generate.py $(VENV)/.tools
 $(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.generated
 	@echo "Installing prefixd and its pinned dependencies (torch is large: minutes the first time)"
 	@$(PIP_INSTALL) --no-build-isolation --editable ".[worker,dev]"
-	@touch $@
-
-$(VENV)/.model: worker/model/fetch.py $(VENV)/.installed
-	@$(BIN)/python -m prefixd.worker.model.fetch
 	@touch $@
 
 $(BUF):
