@@ -55,7 +55,7 @@ bench: model ## Measure, print a table, write JSON to bench/out
 	@$(BIN)/python -m bench
 
 baseline: $(BUF) ## Take the present protos as what later ones must stay compatible with
-	$(BUF) build --output protos/baseline.binpb
+	$(BUF) build --exclude-source-info --output protos/baseline.binpb
 
 pins: $(VENV)/.installed ## Check that constraints.txt resolves from the registry alone
 	PIP_CONFIG_FILE=/dev/null PIP_FIND_LINKS= $(BIN)/python -m pip install --quiet --dry-run \

@@ -83,6 +83,13 @@ def test_no_file_names_the_machine_it_was_written_on(
     assert_none(found(rules.check_machine_paths, texts))
 
 
+def test_links_lead_somewhere(repository_folder: Path, paths: list[str]) -> None:
+    """Documents link to files and headings that exist."""
+    texts = {path: _text(repository_folder / path) for path in paths if path.endswith(".md")}
+    known = frozenset(paths)
+    assert_none(found(lambda path, text: rules.check_links(path, text, known), texts))
+
+
 def test_no_file_is_large(repository_folder: Path, paths: list[str]) -> None:
     """Weights and recordings belong elsewhere."""
     sizes = {path: (repository_folder / path).stat().st_size for path in paths}

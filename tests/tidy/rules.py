@@ -6,6 +6,7 @@ Each takes what it checks as an argument, so that a test can show it failing on 
 from __future__ import annotations
 
 import ast
+import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -219,6 +220,22 @@ def check_makefile(text: str) -> list[Finding]:
     return findings
 
 
+def check_links(path: str, text: str, paths: frozenset[str]) -> list[Finding]:
+    """Find links of a Markdown file to files that are not among `paths`, or to missing headings."""
+    headings = {_anchor(line) for line in text.splitlines() if line.startswith("#")}
+    findings = []
+    for index, line in enumerate(text.splitlines(), start=1):
+        for target in re.findall(r"\]\(([^)\s]+)\)", line):
+            file, _, heading = target.partition("#")
+            if ":" in file:
+                continue
+            name = posixpath.normpath((PurePosixPath(path).parent / file).as_posix())
+            known = name in paths or any(other.startswith(f"{name}/") for other in paths)
+            if (file and not known) or (not file and heading not in headings):
+                findings.append(Finding(path, index, f"links to {target}, which does not exist"))
+    return findings
+
+
 def missing_words(words: Iterable[str], texts: Iterable[str]) -> list[str]:
     """Return the `words` that stand in none of the `texts` as whole words, in order."""
     present: set[str] = set()
@@ -252,6 +269,11 @@ def _called_name(call: ast.Call) -> str:
     if isinstance(call.func, ast.Attribute):
         return call.func.attr
     return call.func.id if isinstance(call.func, ast.Name) else ""
+
+
+def _anchor(heading: str) -> str:
+    words = re.sub(r"[^\w\s-]", "", heading.lstrip("#").strip().lower())
+    return re.sub(r"\s", "-", words)
 
 
 def _covers(prefixes: frozenset[str], module: str) -> bool:

@@ -96,6 +96,15 @@ def test_a_machine_path_is_found(folder: str) -> None:
     assert [] == rules.check_machine_paths("a.md", f"net/{folder}/main and {folder}/main")
 
 
+def test_a_dead_link_is_found() -> None:
+    """Files beside the document, folders and headings; addresses elsewhere are not looked at."""
+    paths = frozenset({"docs/a.md", "docs/b.md", "bench/run.py"})
+    alive = "# 2. Some `words`\n[b](b.md) [x](../bench) [w](#2-some-words) [w](https://a.b/c)"
+    assert [] == rules.check_links("docs/a.md", alive, paths)
+    dead = "[c](c.md)\n[b](../b.md)\n[w](#words)"
+    assert [1, 2, 3] == [item.line for item in rules.check_links("docs/a.md", dead, paths)]
+
+
 def test_an_undocumented_target_is_found() -> None:
     """Every phony target carries the line that `make help` prints."""
     text = ".PHONY: demo test\ndemo: ## Run the demo\n\t@true\ntest:\n\t@true\n"
