@@ -1,0 +1,297 @@
+"""The loop that runs a pool: schedule, ask the controller, compute, sample, deliver."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from prefixd.worker.answer import Answer
+from prefixd.worker.errors import (
+    WorkerError,
+    controller_unavailable,
+    draining,
+    internal_failure,
+)
+from prefixd.worker.execution import PassRunner
+from prefixd.worker.limits import FORWARD_FAILURES_MAX, LIVE_SEQUENCES_MAX, SchedulerLimits
+from prefixd.worker.logs import Log
+from prefixd.worker.plan_check import PlanInvalid, PoolShape
+from prefixd.worker.rpc.controller_client import (
+    ControllerClient,
+    EpochEnded,
+    Registration,
+    StepRefused,
+)
+from prefixd.worker.rpc.step_messages import step_answer, step_request
+from prefixd.worker.sampling import Draw
+from prefixd.worker.scheduler import Scheduler
+from prefixd.worker.sequence import Sequence
+from prefixd.worker.step import Applied, CloseReason, PassPlan, Rejection, StepDraft
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatistics:
+    """What the engine has done since its start, and what it is doing."""
+
+    running_sequence_count: int
+    waiting_sequence_count: int
+    prefill_token_count: int
+    decode_token_count: int
+    preemption_count: int
+
+
+class Engine:
+    """Answers grow here, many at a time.
+
+    One step is out at a time: it is planned, computed to its end, and reported by the next one. The
+    forward pass runs in a thread, so that streams and health stay responsive.
+
+    Invariants: every answer that was submitted ends, with `Finished` or an error; a plan is
+    executed at most once; no step is reported as executed whose pass did not run to its end.
+    """
+
+    def __init__(
+        self,
+        client: ControllerClient,
+        runner: PassRunner,
+        *,
+        shape: PoolShape,
+        limits: SchedulerLimits,
+        controller_wait_s: float,
+        clock_s: Callable[[], float],
+        log: Log,
+    ) -> None:
+        """Makes an engine that `run` brings to life.
+
+        Args:
+            client: of the controller.
+            runner: executes passes.
+            shape: of the pool.
+            limits: of a step and of the batch.
+            controller_wait_s: how long running answers wait for a lost controller.
+            clock_s: monotonic seconds.
+            log: for lifecycle events.
+        """
+        self._client = client
+        self._runner = runner
+        self._scheduler = Scheduler(shape, limits)
+        self._controller_wait_s = controller_wait_s
+        self._clock_s = clock_s
+        self._log = log
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="forward")
+        self._answers: dict[Sequence, Answer] = {}
+        self._is_draining = False
+        self._wake = asyncio.Event()
+        self._give_up_timer: asyncio.TimerHandle | None = None
+        self._registration: Registration | None = None
+        self._step_id = 0
+        self._executed_step_id = 0
+        self._failed_step_id = 0
+        self._failure_count = 0
+        self._is_confirmation_due = False
+        self._prefill_token_count = 0
+        self._decode_token_count = 0
+
+    @property
+    def statistics(self) -> EngineStatistics:
+        """What it has done, and what it is doing."""
+        return EngineStatistics(
+            running_sequence_count=self._scheduler.running_count,
+            waiting_sequence_count=self._scheduler.waiting_count,
+            prefill_token_count=self._prefill_token_count,
+            decode_token_count=self._decode_token_count,
+            preemption_count=self._scheduler.preemption_count,
+        )
+
+    def submit(self, answer: Answer) -> None:
+        """Takes an answer in.
+
+        Raises:
+            WorkerError: DRAINING, CONTROLLER_UNAVAILABLE, LIMIT_EXCEEDED or SEQUENCE_EXISTS.
+        """
+        if self._is_draining:
+            raise draining()
+        if not self._client.is_ready:
+            raise controller_unavailable("the worker has no controller at the moment; try again")
+        if len(self._answers) >= LIVE_SEQUENCES_MAX:
+            raise WorkerError(
+                "LIMIT_EXCEEDED",
+                f"{LIVE_SEQUENCES_MAX} answers run or wait already",
+                numbers={"live_sequence_count_max": LIVE_SEQUENCES_MAX},
+            )
+        sequence_id = answer.sequence.sequence_id
+        if any(live.sequence_id == sequence_id for live in self._answers):
+            raise WorkerError(
+                "SEQUENCE_EXISTS", f"sequence {sequence_id!r} is running", field="sequence_id"
+            )
+        self._answers[answer.sequence] = answer
+        self._scheduler.add(answer.sequence)
+        self._wake.set()
+
+    def cancel(self, answer: Answer) -> None:
+        """Nobody wants the answer any more; its sequence is closed. Does nothing if it is over."""
+        if self._answers.pop(answer.sequence, None) is not None:
+            self._scheduler.end(answer.sequence, CloseReason.ABORTED)
+            self._wake.set()
+
+    def on_controller_change(self, is_ready: bool) -> None:
+        """A session was opened or lost: answers wait for a lost one, but not for ever."""
+        self._wake.set()
+        if self._give_up_timer is not None:
+            self._give_up_timer.cancel()
+            self._give_up_timer = None
+        if not is_ready:
+            loop = asyncio.get_running_loop()
+            self._give_up_timer = loop.call_later(
+                self._controller_wait_s, self._fail_all, _lost_controller()
+            )
+
+    async def run(self) -> None:
+        """Runs steps while there is work, until cancelled."""
+        while True:
+            registration = await self._client.ready()
+            if registration != self._registration:
+                self._begin_epoch(registration)
+            self._wake.clear()
+            if not self._is_step_due:
+                await self._wake.wait()
+                continue
+            await self._run_step(registration)
+
+    def drain(self) -> None:
+        """Refuses new answers and ends the running ones."""
+        self._is_draining = True
+        self._fail_all(draining())
+
+    async def close(self, *, timeout_s: float) -> bool:
+        """Waits for a pass that is under way; returns whether it ended in time."""
+        if self._give_up_timer is not None:
+            self._give_up_timer.cancel()
+        last = asyncio.get_running_loop().run_in_executor(self._executor, lambda: None)
+        done, _ = await asyncio.wait([last], timeout=timeout_s)
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        return bool(done)
+
+    @property
+    def _is_step_due(self) -> bool:
+        return bool(self._scheduler.has_work or self._failed_step_id or self._is_confirmation_due)
+
+    def _begin_epoch(self, registration: Registration) -> None:
+        self._registration = registration
+        self._step_id = 0
+        self._executed_step_id = 0
+        self._failed_step_id = 0
+        self._is_confirmation_due = False
+        self._scheduler.begin_epoch()
+
+    async def _run_step(self, registration: Registration) -> None:
+        draft = self._draft()
+        try:
+            await self._execute_step(draft, registration)
+        except EpochEnded:
+            self._log.info("answers_wait_for_new_epoch", answer_count=len(self._answers))
+        except (StepRefused, PlanInvalid) as error:
+            self._log.error("step_disagreed", step_id=self._step_id, error=str(error))
+            await self._give_step_up(draft)
+        except Exception:
+            self._log.error("step_broken", step_id=self._step_id, exc_info=True)
+            await self._give_step_up(draft)
+
+    def _draft(self) -> StepDraft:
+        if self._failed_step_id:
+            # Positions are cut by this step's answer, so nothing can build on them yet.
+            return StepDraft(closes=self._scheduler.take_closes())
+        return self._scheduler.draft()
+
+    async def _execute_step(self, draft: StepDraft, registration: Registration) -> None:
+        step_id = self._step_id + 1
+        request = step_request(
+            draft,
+            step_id=step_id,
+            executed_step_id=self._executed_step_id,
+            failed_step_id=self._failed_step_id,
+        )
+        response = await self._client.step(request, registration)
+        self._step_id = step_id
+        self._failed_step_id = 0
+        self._is_confirmation_due = False
+        applied = self._scheduler.apply(draft, step_answer(response, draft))
+        self._report(applied)
+        plan = applied.pass_plan
+        if plan.chunks or plan.copies:
+            try:
+                token_ids = await self._run_pass(plan)
+            except Exception:
+                self._log.error("pass_failed", step_id=step_id, exc_info=True)
+                self._count_failure(step_id, plan)
+                return
+            self._failure_count = 0
+            self._is_confirmation_due = True
+            self._deliver(plan, token_ids)
+        self._executed_step_id = step_id
+
+    async def _run_pass(self, plan: PassPlan) -> list[int]:
+        sampled = [chunk.sequence for chunk in plan.chunks if chunk.wants_logits]
+        draws = [
+            Draw(self._answers[sequence].sampling, position=sequence.token_count)
+            for sequence in sampled
+        ]
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, self._runner.run, plan, draws)
+
+    def _count_failure(self, step_id: int, plan: PassPlan) -> None:
+        self._failed_step_id = step_id
+        self._failure_count += 1
+        if self._failure_count >= FORWARD_FAILURES_MAX:
+            self._failure_count = 0
+            error = internal_failure("the model failed; the worker's log holds the cause")
+            self._fail_sequences({chunk.sequence for chunk in plan.chunks}, error)
+
+    async def _give_step_up(self, draft: StepDraft) -> None:
+        """The controller and we disagree: nothing in this epoch can be relied on any more."""
+        error = internal_failure("the step failed; the worker's log holds the cause")
+        self._fail_sequences(set(draft.sequences), error)
+        await self._client.end_epoch()
+
+    def _report(self, applied: Applied) -> None:
+        for sequence, cached_token_count in applied.opened:
+            answer = self._answers.get(sequence)
+            if answer is not None:
+                answer.start(cached_token_count=cached_token_count)
+        for rejection in applied.rejections:
+            self._reject(rejection)
+
+    def _reject(self, rejection: Rejection) -> None:
+        self._log.warning("sequence_rejected", reason=rejection.reason)
+        answer = self._answers.pop(rejection.sequence, None)
+        if answer is not None:
+            answer.fail(WorkerError(rejection.reason, rejection.message))
+
+    def _deliver(self, plan: PassPlan, token_ids: list[int]) -> None:
+        now_s = self._clock_s()
+        for chunk in plan.chunks:
+            token_count = len(chunk.token_ids)
+            if chunk.start_position >= chunk.sequence.prompt_token_count:
+                self._decode_token_count += token_count
+            else:
+                self._prefill_token_count += token_count
+        sampled = (chunk.sequence for chunk in plan.chunks if chunk.wants_logits)
+        for sequence, token_id in zip(sampled, token_ids, strict=True):
+            answer = self._answers.get(sequence)
+            if answer is not None and answer.take(token_id, now_s=now_s) is not None:
+                del self._answers[sequence]
+                self._scheduler.end(sequence, CloseReason.FINISHED)
+
+    def _fail_all(self, error: WorkerError) -> None:
+        self._fail_sequences(set(self._answers), error)
+
+    def _fail_sequences(self, sequences: set[Sequence], error: WorkerError) -> None:
+        for sequence in sequences:
+            answer = self._answers.get(sequence)
+            if answer is not None:
+                self.cancel(answer)
+                answer.fail(error)
+
+
+def _lost_controller() -> WorkerError:
+    return controller_unavailable("the controller went away and did not come back in time")

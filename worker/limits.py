@@ -1,0 +1,51 @@
+"""Named limits of the worker."""
+
+from dataclasses import dataclass
+
+STOP_STRINGS_MAX = 16
+"""Stop strings of one request."""
+STOP_STRING_LENGTH_MAX = 256
+"""Length of a stop string in characters."""
+CACHE_SALT_LENGTH_MAX = 128
+"""Length of a cache salt in characters."""
+SEQUENCE_ID_BYTES_MAX = 256
+"""Length of a sequence id in UTF-8."""
+TOKEN_COUNT_DEFAULT = 256
+"""Most tokens of an answer whose request names no number."""
+LIVE_SEQUENCES_MAX = 1_024
+"""Answers that run or wait at a time."""
+MESSAGE_BYTES_MAX = 64 * 1024 * 1024
+"""Size of one gRPC message."""
+OPENS_PER_STEP_MAX = 16
+"""Sequences that one step tries to admit: refused prompts travel again."""
+AWAIT_COUNT_MAX = 64
+"""Opens that may be told to await a prefix before the sequence computes it itself."""
+SHORTAGE_COUNT_MAX = 8
+"""Times that a sequence which runs alone may find no block before it is given up."""
+FORWARD_FAILURES_MAX = 3
+"""Failed forward passes in a row before the answers that they computed are given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """Bounds of one step and of the batch.
+
+    Raises:
+        ValueError: a bound is out of range, or the budget leaves nothing for prefill beside a full
+            batch of decode rows.
+    """
+
+    chunk_token_count_max: int = 512
+    running_sequence_count_max: int = 64
+    token_budget: int = 1_024
+
+    def __post_init__(self) -> None:
+        """Checks the bounds."""
+        for name in ("chunk_token_count_max", "running_sequence_count_max"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, but must be at least 1")
+        if self.token_budget <= self.running_sequence_count_max:
+            raise ValueError(
+                f"token_budget is {self.token_budget}, but must be above"
+                f" running_sequence_count_max ({self.running_sequence_count_max})"
+            )

@@ -1,0 +1,114 @@
+"""Checks every plan before anything is executed: a wrong slot would overwrite another's KV."""
+
+from dataclasses import dataclass
+
+from prefixd.worker.sequence import Sequence
+from prefixd.worker.step import Copy, Decoded, DecodeRow, Plan, StepAnswer, StepDraft
+
+
+class PlanInvalid(Exception):
+    """A plan contradicts the pool or the sequence it is for; it must not be executed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolShape:
+    """The pool that plans refer to: ``block_count`` blocks, block 0 included."""
+
+    block_count: int
+    block_size: int
+
+    @property
+    def usable_slot_count(self) -> int:
+        """Slots of all blocks that are handed out."""
+        return (self.block_count - 1) * self.block_size
+
+
+def check_answer(answer: StepAnswer, draft: StepDraft) -> None:
+    """Each entry has its outcome.
+
+    Raises:
+        PlanInvalid: counts differ.
+    """
+    _equal("extend outcomes", len(answer.extends), len(draft.extends))
+    _equal("open outcomes", len(answer.opens), len(draft.opens))
+    _equal("decode rows", len(answer.decoded.new_block_ids), len(draft.decode_rows))
+    if any(not 0 <= row < len(draft.decode_rows) for row in answer.decoded.deferred):
+        raise PlanInvalid("a deferred row is none of the step's rows")
+
+
+def check_plan(plan: Plan, sequence: Sequence, *, handle: int, shape: PoolShape) -> None:
+    """The plan continues the sequence's table, and its slots are those of its own blocks.
+
+    Raises:
+        PlanInvalid: says what differs.
+    """
+    _equal("handle", plan.handle, handle)
+    _equal("start block", plan.start_block, len(sequence.block_ids))
+    _equal("scheduled start", plan.scheduled_start, plan.cached_end)
+    if not sequence.scheduled_count <= plan.scheduled_start <= plan.scheduled_end:
+        raise PlanInvalid(
+            f"positions [{plan.scheduled_start}, {plan.scheduled_end}) do not follow the"
+            f" {sequence.scheduled_count} scheduled ones"
+        )
+    if plan.scheduled_end > sequence.token_count:
+        raise PlanInvalid(
+            f"position {plan.scheduled_end - 1} is planned of {sequence.token_count} tokens"
+        )
+    _check_block_ids(plan.block_ids, shape)
+    table = (*sequence.block_ids, *plan.block_ids)
+    if plan.scheduled_end > len(table) * shape.block_size:
+        raise PlanInvalid(f"{len(table)} blocks do not hold {plan.scheduled_end} tokens")
+    positions = range(plan.scheduled_start, plan.scheduled_end)
+    _equal("slots", len(plan.slots), len(positions))
+    for position, slot in zip(positions, plan.slots, strict=True):
+        if slot != slot_of(table, position=position, block_size=shape.block_size):
+            raise PlanInvalid(f"position {position} was given slot {slot} outside its block")
+    check_copies(plan.copies, shape)
+
+
+def check_rows(decoded: Decoded, rows: tuple[DecodeRow, ...], shape: PoolShape) -> None:
+    """Each row that runs has a block for its position, and got one only if it needed it.
+
+    Raises:
+        PlanInvalid: says what differs.
+    """
+    for index, (row, block_id) in enumerate(zip(rows, decoded.new_block_ids, strict=True)):
+        if index in decoded.deferred:
+            continue
+        needs_block = row.position == len(row.sequence.block_ids) * shape.block_size
+        if needs_block != (block_id != 0):
+            raise PlanInvalid(
+                f"position {row.position} behind {len(row.sequence.block_ids)} blocks"
+                f" was given block {block_id}"
+            )
+        if needs_block:
+            _check_block_ids((block_id,), shape)
+    check_copies(decoded.copies, shape)
+
+
+def check_copies(copies: tuple[Copy, ...], shape: PoolShape) -> None:
+    """Copies stay inside the pool and inside a block.
+
+    Raises:
+        PlanInvalid: says what does not.
+    """
+    for copy in copies:
+        _check_block_ids((copy.source_block_id, copy.target_block_id), shape)
+        if not 0 < copy.token_count <= shape.block_size:
+            raise PlanInvalid(f"a copy of {copy.token_count} tokens of a block")
+
+
+def slot_of(block_ids: tuple[int, ...] | list[int], *, position: int, block_size: int) -> int:
+    """Where the KV of a position lies."""
+    return block_ids[position // block_size] * block_size + position % block_size
+
+
+def _check_block_ids(block_ids: tuple[int, ...], shape: PoolShape) -> None:
+    for block_id in block_ids:
+        if not 0 < block_id < shape.block_count:
+            raise PlanInvalid(f"block {block_id} is none of blocks 1 to {shape.block_count - 1}")
+
+
+def _equal(what: str, given: int, expected: int) -> None:
+    if given != expected:
+        raise PlanInvalid(f"{what}: {given}, but {expected} expected")

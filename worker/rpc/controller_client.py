@@ -1,0 +1,319 @@
+"""The worker's side of its pool at the controller: registration, session, reconnecting."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+import grpc
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from prefixd.v1 import cache_pb2, cache_pb2_grpc, pool_pb2, pool_pb2_grpc, types_pb2
+from prefixd.worker.limits import MESSAGE_BYTES_MAX
+from prefixd.worker.logs import Log
+from prefixd.worker.rpc.step_messages import reason_name
+
+RECONNECT_DELAY_S_MIN = 0.1
+RECONNECT_DELAY_S_MAX = 2.0
+CALL_TIMEOUT_S = 5.0
+"""Deadline of registering and releasing."""
+EPOCH_ENDING_REASONS = frozenset(
+    {"EPOCH_STALE", "POOL_NOT_FOUND", "NOT_POOL_DRIVER", "INVARIANT_BROKEN"}
+)
+"""Reasons after which only a new registration helps."""
+
+Session = grpc.aio.StreamStreamCall[cache_pb2.SessionRequest, cache_pb2.SessionResponse]
+
+
+class EpochEnded(Exception):
+    """The epoch is over: all that the controller knew of our sequences is gone."""
+
+
+class StepRefused(Exception):
+    """The controller refused a whole step; its id is not used."""
+
+    def __init__(self, *, reason: str, message: str, field: str) -> None:
+        super().__init__(f"{reason}: {message}")
+        self.reason = reason
+        self.field = field
+
+
+@dataclass(frozen=True, slots=True)
+class PoolDescription:
+    """What a pool is registered with; ``lease_ms`` None leaves the lease to the controller."""
+
+    pool_name: str
+    model_name: str
+    block_count: int
+    block_size: int
+    layer_count: int
+    kv_format: str
+    vocabulary_size: int
+    lease_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """One incarnation of the pool."""
+
+    epoch: int
+    session_token: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Outstanding:
+    """A step whose reply is missing."""
+
+    request: cache_pb2.StepRequest
+    reply: asyncio.Future[cache_pb2.StepResponse]
+
+
+class ControllerClient:
+    """Keeps the pool registered and its session open, for as long as it runs.
+
+    A broken session is opened again within the lease, and the step whose reply is missing is sent
+    again: the controller answers it from its kept replies. If the epoch is over the pool is
+    registered anew.
+
+    Invariants: at most one step is outstanding; a step is answered once, or fails with
+    `EpochEnded` or `StepRefused`.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        description: PoolDescription,
+        log: Log,
+        *,
+        on_change: Callable[[bool], None],
+    ) -> None:
+        """Makes a client that `run` brings to life.
+
+        Args:
+            address: of the controller.
+            description: of the pool.
+            log: for lifecycle events.
+            on_change: called with True when a session is open, with False when it is lost.
+        """
+        self._description = description
+        self._log = log.bind(controller=address, pool_name=description.pool_name)
+        self._on_change = on_change
+        self._channel = grpc.aio.insecure_channel(address, options=_channel_options())
+        self._pools = pool_pb2_grpc.PoolServiceStub(self._channel)
+        self._cache = cache_pb2_grpc.CacheServiceStub(self._channel)
+        self._registration: Registration | None = None
+        self._session: Session | None = None
+        self._is_ready = asyncio.Event()
+        self._outstanding: _Outstanding | None = None
+
+    @property
+    def registration(self) -> Registration | None:
+        """The current incarnation, if there is one."""
+        return self._registration
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a session is open."""
+        return self._is_ready.is_set()
+
+    async def ready(self) -> Registration:
+        """Waits until a session is open."""
+        await self._is_ready.wait()
+        assert self._registration is not None
+        return self._registration
+
+    async def run(self, worker_address: str) -> None:
+        """Registers, holds the session and reconnects, until cancelled."""
+        delay_s = RECONNECT_DELAY_S_MIN
+        while True:
+            try:
+                if self._registration is None:
+                    self._registration = await self._register(worker_address)
+                await self._hold_session(self._registration)
+                delay_s = RECONNECT_DELAY_S_MIN  # it was open: the controller lives
+            except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError) as error:
+                reason = call_error_reason(error)
+                self._log.warning("controller_unreachable", reason=reason, retry_s=delay_s)
+                if reason in EPOCH_ENDING_REASONS:
+                    self._end_epoch()
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, RECONNECT_DELAY_S_MAX)
+
+    async def step(
+        self, request: cache_pb2.StepRequest, registration: Registration
+    ) -> cache_pb2.StepResponse:
+        """Sends a step of that incarnation and waits for its reply, across reconnects.
+
+        Raises:
+            EpochEnded: the incarnation is over.
+            StepRefused: the controller refused the step as a whole.
+        """
+        assert self._outstanding is None, "one step at a time"
+        if registration != self._registration:
+            raise EpochEnded
+        outstanding = _Outstanding(request, asyncio.get_running_loop().create_future())
+        self._outstanding = outstanding
+        try:
+            if self._session is not None:
+                await self._send(self._session, outstanding)
+            return await outstanding.reply
+        finally:
+            self._outstanding = None
+
+    async def end_epoch(self) -> None:
+        """Gives the incarnation up, for what the controller and we know of it has come apart."""
+        await self.release()
+        self._end_epoch()
+
+    async def release(self) -> None:
+        """Gives the pool back, if the controller can be reached."""
+        if self._registration is None:
+            return
+        request = pool_pb2.ReleasePoolRequest(
+            pool_name=self._description.pool_name,
+            epoch=self._registration.epoch,
+            session_token=self._registration.session_token,
+        )
+        try:
+            await self._pools.ReleasePool(request, timeout=CALL_TIMEOUT_S)
+            self._log.info("pool_released", epoch=self._registration.epoch)
+        except grpc.aio.AioRpcError as error:
+            self._log.warning("pool_not_released", reason=call_error_reason(error))
+
+    async def close(self) -> None:
+        """Closes the connection."""
+        await self._channel.close(None)
+
+    async def _register(self, worker_address: str) -> Registration:
+        description = self._description
+        request = pool_pb2.RegisterPoolRequest(
+            pool_name=description.pool_name,
+            model_name=description.model_name,
+            block_count=description.block_count,
+            block_size=description.block_size,
+            groups=[
+                types_pb2.KvGroup(
+                    kind=types_pb2.KV_GROUP_KIND_FULL_ATTENTION,
+                    layer_count=description.layer_count,
+                )
+            ],
+            kv_format=description.kv_format,
+            vocabulary_size=description.vocabulary_size,
+            worker_address=worker_address,
+        )
+        if description.lease_ms is not None:
+            request.lease.FromMilliseconds(description.lease_ms)
+        response = await self._pools.RegisterPool(request, timeout=CALL_TIMEOUT_S)
+        self._log.info(
+            "pool_registered", epoch=response.epoch, lease_ms=response.lease.ToMilliseconds()
+        )
+        return Registration(response.epoch, response.session_token)
+
+    async def _hold_session(self, registration: Registration) -> None:
+        """Opens a session and serves it to its end."""
+        session: Session = self._cache.Session(None)
+        start = cache_pb2.SessionStart(
+            pool_name=self._description.pool_name,
+            epoch=registration.epoch,
+            session_token=registration.session_token,
+        )
+        try:
+            await session.write(cache_pb2.SessionRequest(start=start))
+            if not isinstance(await session.read(), cache_pb2.SessionResponse):
+                return
+            self._session = session
+            self._log.info("session_opened", epoch=registration.epoch)
+            self._is_ready.set()
+            self._on_change(True)
+            if self._outstanding is not None:
+                await self._send(session, self._outstanding)
+            while isinstance(message := await session.read(), cache_pb2.SessionResponse):
+                self._receive(message)
+        finally:
+            session.cancel()
+            self._lose_session()
+
+    def _lose_session(self) -> None:
+        self._session = None
+        if self._is_ready.is_set():
+            self._is_ready.clear()
+            self._on_change(False)
+
+    async def _send(self, session: Session, outstanding: _Outstanding) -> None:
+        try:
+            await session.write(cache_pb2.SessionRequest(step=outstanding.request))
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            self._log.debug("session_broken")  # `run` opens another and sends the step again
+
+    def _receive(self, message: cache_pb2.SessionResponse) -> None:
+        outstanding = self._outstanding
+        match message.WhichOneof("message"):
+            case "step" if _answers(outstanding, message.step.step_id):
+                assert outstanding is not None
+                outstanding.reply.set_result(message.step)
+            case "error" if _answers(outstanding, message.error.step_id):
+                assert outstanding is not None
+                self._refuse(outstanding, message.error)
+            case "goodbye":
+                reason = reason_name(message.goodbye.reason)
+                self._log.info("session_ends", reason=reason)
+                if reason in EPOCH_ENDING_REASONS:
+                    self._end_epoch()
+            case kind:
+                # A second reply to a step that was sent twice: its plan has been executed.
+                self._log.debug("message_ignored", kind=kind)
+
+    def _refuse(self, outstanding: _Outstanding, error: cache_pb2.StepError) -> None:
+        reason = reason_name(error.reason)
+        if reason in EPOCH_ENDING_REASONS:
+            self._end_epoch()
+        else:
+            refused = StepRefused(reason=reason, message=error.message, field=error.field)
+            outstanding.reply.set_exception(refused)
+
+    def _end_epoch(self) -> None:
+        if self._registration is None:
+            return
+        self._log.warning("epoch_ended", epoch=self._registration.epoch)
+        self._registration = None
+        if self._session is not None:
+            self._session.cancel()
+        self._lose_session()
+        if self._outstanding is not None and not self._outstanding.reply.done():
+            self._outstanding.reply.set_exception(EpochEnded())
+
+
+def call_error_reason(error: Exception) -> str:
+    """The ErrorInfo reason of a failed call, or the name of its status code."""
+    if not isinstance(error, grpc.aio.AioRpcError):
+        return type(error).__name__
+    status = rpc_status.from_call(cast(grpc.Call, error))
+    info = error_details_pb2.ErrorInfo()
+    for detail in status.details if status is not None else ():
+        if detail.Unpack(info):
+            return str(info.reason)
+    return error.code().name
+
+
+def _answers(outstanding: _Outstanding | None, step_id: int) -> bool:
+    return (
+        outstanding is not None
+        and outstanding.request.step_id == step_id
+        and not outstanding.reply.done()
+    )
+
+
+def _channel_options() -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+        ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 2_000),
+        # A controller whose machine is gone sends no reset.
+        ("grpc.keepalive_time_ms", 10_000),
+        ("grpc.keepalive_timeout_ms", 5_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]

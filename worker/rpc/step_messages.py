@@ -1,0 +1,193 @@
+"""Step drafts as protobuf messages, and the controller's answers as plain data."""
+
+from collections.abc import Iterable
+
+from prefixd.v1 import cache_pb2, errors_pb2, types_pb2
+from prefixd.worker.plan_check import PlanInvalid
+from prefixd.worker.step import (
+    Awaiting,
+    CloseReason,
+    Copy,
+    Cut,
+    Decoded,
+    DecodeRow,
+    Extend,
+    Extended,
+    Open,
+    Opened,
+    Plan,
+    Refused,
+    StepAnswer,
+    StepDraft,
+)
+
+CLOSE_REASONS = {
+    CloseReason.FINISHED: types_pb2.CLOSE_REASON_FINISHED,
+    CloseReason.ABORTED: types_pb2.CLOSE_REASON_ABORTED,
+    CloseReason.PREEMPTED: types_pb2.CLOSE_REASON_PREEMPTED,
+}
+
+
+def step_request(
+    draft: StepDraft, *, step_id: int, executed_step_id: int, failed_step_id: int = 0
+) -> cache_pb2.StepRequest:
+    """The draft as a message of a session; ``failed_step_id`` 0: no step failed."""
+    request = cache_pb2.StepRequest(
+        step_id=step_id,
+        executed_step_id=executed_step_id,
+        token_budget=draft.token_budget,
+        failed_step_id=failed_step_id,
+        failed_step_id_last=failed_step_id,
+    )
+    for close in draft.closes:
+        entry = request.entries.add().close
+        entry.handle = close.handle
+        entry.reason = CLOSE_REASONS[close.reason]
+    if draft.decode_rows:
+        request.entries.add().decode.CopyFrom(_decode_entry(draft.decode_rows))
+    for extend in draft.extends:
+        request.entries.add().extend.CopyFrom(_extend_entry(extend))
+    for opening in draft.opens:
+        request.entries.add().open.CopyFrom(_open_entry(opening))
+    return request
+
+
+def step_answer(response: cache_pb2.StepResponse, draft: StepDraft) -> StepAnswer:
+    """The response to the draft's step.
+
+    Raises:
+        PlanInvalid: the outcomes are not those of the draft's entries.
+    """
+    outcomes = list(response.outcomes)
+    close_count, row_count = len(draft.closes), 1 if draft.decode_rows else 0
+    extend_end = close_count + row_count + len(draft.extends)
+    if len(outcomes) != extend_end + len(draft.opens):
+        raise PlanInvalid(f"step {response.step_id} has {len(outcomes)} outcomes")
+    decoded = Decoded()
+    if draft.decode_rows:
+        decoded = _decoded(outcomes[close_count], row_count=len(draft.decode_rows))
+    return StepAnswer(
+        step_id=response.step_id,
+        decoded=decoded,
+        extends=tuple(map(_extended, outcomes[close_count + row_count : extend_end])),
+        opens=tuple(map(_opened, outcomes[extend_end:])),
+        cuts=tuple(
+            Cut(cut.handle, known_count=cut.known_count, scheduled_count=cut.scheduled_count)
+            for cut in response.cut_sequences
+        ),
+        available_block_count=response.available_block_count,
+    )
+
+
+def reason_name(reason: errors_pb2.ErrorReason.ValueType) -> str:
+    """The reason without its prefix; a number where this worker does not know it."""
+    try:
+        return errors_pb2.ErrorReason.Name(reason).removeprefix("ERROR_REASON_")
+    except ValueError:
+        return f"UNKNOWN_{reason}"
+
+
+def _decode_entry(rows: tuple[DecodeRow, ...]) -> cache_pb2.DecodeEntry:
+    positions = [row.position for row in rows]
+    return cache_pb2.DecodeEntry(
+        handles=[row.handle for row in rows],
+        scheduled_count_before=positions,
+        known_count_before=positions,
+        token_counts=[1] * len(rows),
+        token_ids=[row.token_id for row in rows],
+    )
+
+
+def _extend_entry(extend: Extend) -> cache_pb2.ExtendEntry:
+    return cache_pb2.ExtendEntry(
+        handle=extend.handle,
+        known_count_before=extend.known_count_before,
+        scheduled_count_before=extend.scheduled_count_before,
+        token_ids=extend.token_ids,
+        schedule_token_count_max=extend.schedule_token_count_max,
+    )
+
+
+def _open_entry(opening: Open) -> cache_pb2.OpenEntry:
+    sequence = opening.sequence
+    entry = cache_pb2.OpenEntry(
+        handle=opening.handle,
+        token_ids=opening.token_ids,
+        sequence_id=sequence.sequence_id,
+        schedule_token_count_max=opening.schedule_token_count_max,
+        must_fit_token_count=opening.must_fit_token_count,
+        preemption_count=sequence.preemption_count,
+        skip_cache_read=sequence.skip_cache_read,
+        await_token_count_min=opening.await_token_count_min,
+    )
+    if sequence.cache_salt:
+        entry.identity.cache_salt = sequence.cache_salt
+    return entry
+
+
+def _decoded(outcome: cache_pb2.EntryOutcome, *, row_count: int) -> Decoded:
+    if outcome.WhichOneof("outcome") == "refusal":
+        reason = reason_name(outcome.refusal.reason)
+        return Decoded((0,) * row_count, dict.fromkeys(range(row_count), reason))
+    _expect(outcome, "decode")
+    decode = outcome.decode
+    if len(decode.new_blocks) != 1 or decode.remaps or decode.freed_blocks:
+        raise PlanInvalid("a decode outcome for other KV groups than one of full attention")
+    return Decoded(
+        new_block_ids=tuple(decode.new_blocks[0].block_ids),
+        deferred={row.row: reason_name(row.reason) for row in decode.deferred_rows},
+        copies=_copies(decode.copies),
+    )
+
+
+def _extended(outcome: cache_pb2.EntryOutcome) -> Extended | Refused:
+    if outcome.WhichOneof("outcome") == "refusal":
+        return _refused(outcome.refusal)
+    _expect(outcome, "extend")
+    return Extended(_plan(outcome.extend.plan))
+
+
+def _opened(outcome: cache_pb2.EntryOutcome) -> Opened | Awaiting | Refused:
+    match outcome.WhichOneof("outcome"):
+        case "refusal":
+            return _refused(outcome.refusal)
+        case "await_prefix":
+            return Awaiting(outcome.await_prefix.awaitable_token_count)
+        case _:
+            _expect(outcome, "open")
+            opened = outcome.open
+            cached_token_count = opened.published_token_count + opened.pending_token_count
+            return Opened(_plan(opened.plan), cached_token_count)
+
+
+def _refused(refusal: cache_pb2.Refusal) -> Refused:
+    return Refused(reason_name(refusal.reason), refusal.message, dict(refusal.numbers))
+
+
+def _plan(plan: cache_pb2.SequencePlan) -> Plan:
+    if len(plan.groups) != 1 or plan.remaps or plan.freed_blocks:
+        raise PlanInvalid("a plan for other KV groups than one of full attention")
+    group = plan.groups[0]
+    runs = zip(group.slots.first_slots, group.slots.slot_counts, strict=True)
+    return Plan(
+        handle=plan.handle,
+        cached_end=plan.cached.end_token,
+        scheduled_start=plan.scheduled.start_token,
+        scheduled_end=plan.scheduled.end_token,
+        start_block=group.start_block,
+        block_ids=tuple(group.block_ids),
+        slots=tuple(slot for first, count in runs for slot in range(first, first + count)),
+        copies=_copies(plan.copies),
+    )
+
+
+def _copies(copies: Iterable[types_pb2.BlockCopy]) -> tuple[Copy, ...]:
+    return tuple(
+        Copy(copy.source_block_id, copy.target_block_id, copy.token_count) for copy in copies
+    )
+
+
+def _expect(outcome: cache_pb2.EntryOutcome, kind: str) -> None:
+    given = outcome.WhichOneof("outcome")
+    if given != kind:
+        raise PlanInvalid(f"an outcome {given} where {kind} was asked for")

@@ -1,0 +1,378 @@
+"""Continuous batching: what each step asks for, and what becomes of the answer.
+
+Pure data: no grpc, no torch, no clock. The controller decides about blocks; the scheduler decides
+who runs.
+"""
+
+from bisect import insort
+
+from prefixd.worker.limits import (
+    AWAIT_COUNT_MAX,
+    OPENS_PER_STEP_MAX,
+    SHORTAGE_COUNT_MAX,
+    SchedulerLimits,
+)
+from prefixd.worker.plan_check import (
+    PlanInvalid,
+    PoolShape,
+    check_answer,
+    check_plan,
+    check_rows,
+    slot_of,
+)
+from prefixd.worker.sequence import Sequence, SequencePhase
+from prefixd.worker.step import (
+    Applied,
+    Awaiting,
+    Close,
+    CloseReason,
+    Copy,
+    Cut,
+    Decoded,
+    DecodeRow,
+    Extend,
+    Open,
+    Opened,
+    PassPlan,
+    Plan,
+    PlannedChunk,
+    Refused,
+    Rejection,
+    StepAnswer,
+    StepDraft,
+)
+
+
+class Scheduler:
+    """The waiting and the running sequences.
+
+    Fairness: both lists stay in order of arrival. Admission is first come, first served: once a
+    sequence found too few blocks, nobody behind it is tried until it is in. When blocks run out the
+    latest arrival gives up its own, so the earliest always proceeds and everybody's turn comes.
+
+    Invariants: a live sequence stands in exactly one of the two lists; `draft` and `apply`
+    alternate.
+    """
+
+    def __init__(self, shape: PoolShape, limits: SchedulerLimits) -> None:
+        self._shape = shape
+        self._limits = limits
+        self._waiting: list[Sequence] = []
+        self._running: list[Sequence] = []
+        self._closes: list[Close] = []
+        self._handle_next = 1
+        self._available_block_count = 0
+        # The earliest sequence that found too few blocks, and how many there were.
+        self._blocked: Sequence | None = None
+        self._blocked_available_block_count = 0
+        self._is_short = False
+        self._preemption_count = 0
+
+    @property
+    def waiting_count(self) -> int:
+        """Sequences that are not open."""
+        return len(self._waiting)
+
+    @property
+    def running_count(self) -> int:
+        """Sequences that are open."""
+        return len(self._running)
+
+    @property
+    def preemption_count(self) -> int:
+        """Preemptions so far."""
+        return self._preemption_count
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step is to be sent."""
+        return bool(self._waiting or self._running or self._closes)
+
+    @property
+    def sequences(self) -> tuple[Sequence, ...]:
+        """All live sequences."""
+        return (*self._running, *self._waiting)
+
+    def add(self, sequence: Sequence) -> None:
+        """Takes a new sequence in."""
+        assert sequence.phase is SequencePhase.WAITING
+        insort(self._waiting, sequence, key=_arrival)
+
+    def end(self, sequence: Sequence, reason: CloseReason) -> None:
+        """Nothing more is computed for the sequence; its blocks go back with the next step."""
+        match sequence.phase:
+            case SequencePhase.WAITING:
+                self._waiting.remove(sequence)
+            case SequencePhase.RUNNING:
+                self._running.remove(sequence)
+                self._closes.append(Close(sequence.handle, reason))
+            case SequencePhase.OPENING | SequencePhase.ENDED:
+                pass  # `apply` sees to an open that is out
+        sequence.phase = SequencePhase.ENDED
+        if self._blocked is sequence:
+            self._blocked = None
+
+    def begin_epoch(self) -> None:
+        """The controller knows nothing of us any more: every live sequence waits again."""
+        live = [s for s in self.sequences if s.phase is not SequencePhase.ENDED]
+        for sequence in live:
+            sequence.forget_controller_state()
+        self._waiting = sorted(live, key=_arrival)
+        self._running = []
+        self._closes = []
+        self._handle_next = 1
+        self._blocked = None
+        self._is_short = False
+
+    def draft(self) -> StepDraft:
+        """Decides on the next step: closes, decode rows, next chunks, then admissions."""
+        was_short = self._is_short
+        self._is_short = False
+        if was_short and not self._closes and len(self._running) > 1:
+            self._preempt(self._running[-1])
+        closes = self.take_closes()
+        decode_rows = tuple(
+            DecodeRow(s, s.handle, s.scheduled_count, s.token_ids[-1])
+            for s in self._running
+            if s.is_decoding
+        )
+        budget = self._limits.token_budget - len(decode_rows)
+        assert budget > 0, "the limits leave room for prefill"
+        extends = self._draft_extends(budget)
+        budget -= sum(extend.schedule_token_count_max for extend in extends)
+        can_open = not was_short and budget > 0
+        return StepDraft(
+            closes=closes,
+            decode_rows=decode_rows,
+            extends=extends,
+            opens=self._draft_opens(has_closes=bool(closes)) if can_open else (),
+            token_budget=self._limits.token_budget,
+        )
+
+    def take_closes(self) -> tuple[Close, ...]:
+        """Hands over the closes that are due: each is sent once."""
+        closes, self._closes = tuple(self._closes), []
+        return closes
+
+    def apply(self, draft: StepDraft, answer: StepAnswer) -> Applied:
+        """Takes the controller's answer over and lays out the forward pass.
+
+        Every plan is laid out, also of a sequence that has ended since: others may read its blocks.
+
+        Raises:
+            PlanInvalid: a plan contradicts what we know. The epoch must end.
+        """
+        check_answer(answer, draft)
+        self._available_block_count = answer.available_block_count
+        self.apply_cuts(answer.cuts)
+        rejections: list[Rejection] = []
+        copies: list[Copy] = list(answer.decoded.copies)
+        chunks = self._apply_rows(draft.decode_rows, answer.decoded, rejections)
+        for extend, extended in zip(draft.extends, answer.extends, strict=True):
+            if isinstance(extended, Refused):
+                self._apply_refusal(extend.sequence, extended.reason, rejections)
+            else:
+                chunks += self._apply_plan(extend.sequence, extend.handle, extended.plan)
+                copies += extended.plan.copies
+        opened: list[tuple[Sequence, int]] = []
+        for entry, outcome in zip(draft.opens, answer.opens, strict=True):
+            if isinstance(outcome, Opened):
+                is_first = not entry.sequence.was_opened
+                chunks += self._apply_open(entry, outcome)
+                copies += outcome.plan.copies
+                if is_first:
+                    opened.append((entry.sequence, outcome.cached_token_count))
+            else:
+                self._apply_no_open(entry.sequence, outcome, rejections)
+        return Applied(PassPlan(tuple(chunks), tuple(copies)), tuple(opened), tuple(rejections))
+
+    def apply_cuts(self, cuts: tuple[Cut, ...]) -> None:
+        """Lets the sequences fall back to what a failed step left of them."""
+        by_handle = {sequence.handle: sequence for sequence in self._running}
+        for cut in cuts:
+            sequence = by_handle.get(cut.handle)
+            if sequence is None:
+                continue  # ended, and its close is on the way
+            if not 0 <= cut.scheduled_count <= cut.known_count <= sequence.token_count:
+                raise PlanInvalid(
+                    f"a cut to {cut.scheduled_count} of {cut.known_count} known tokens"
+                )
+            sequence.known_count = cut.known_count
+            sequence.scheduled_count = cut.scheduled_count
+            block_count = -(-cut.scheduled_count // self._shape.block_size)
+            sequence.block_ids = sequence.block_ids[:block_count]
+            sequence.is_cut = True
+
+    def _draft_extends(self, budget: int) -> tuple[Extend, ...]:
+        extends: list[Extend] = []
+        for sequence in self._running:
+            if sequence.is_decoding:
+                continue
+            count = min(
+                self._limits.chunk_token_count_max, sequence.unscheduled_token_count, budget
+            )
+            if count < 1:
+                break
+            budget -= count
+            extends.append(
+                Extend(
+                    sequence,
+                    sequence.handle,
+                    known_count_before=sequence.known_count,
+                    scheduled_count_before=sequence.scheduled_count,
+                    token_ids=tuple(sequence.token_ids[sequence.known_count :]),
+                    schedule_token_count_max=count,
+                )
+            )
+        return tuple(extends)
+
+    def _draft_opens(self, *, has_closes: bool) -> tuple[Open, ...]:
+        may_fit = (
+            has_closes
+            or not self._running
+            or self._available_block_count > self._blocked_available_block_count
+        )
+        if self._blocked is not None and not may_fit:
+            return ()
+        opens: list[Open] = []
+        room = self._limits.running_sequence_count_max - len(self._running)
+        for sequence in self._waiting[: min(room, OPENS_PER_STEP_MAX)]:
+            opens.append(self._draft_open(sequence))
+            if sequence is self._blocked:
+                break
+        return tuple(opens)
+
+    def _draft_open(self, sequence: Sequence) -> Open:
+        sequence.phase = SequencePhase.OPENING
+        handle = self._handle_next
+        self._handle_next += 1
+        # Room for a block of growth beside each running sequence: without it a sequence that just
+        # fits would be preempted at once by the next one that grows.
+        growth = self._shape.block_size * len(self._running)
+        must_fit = min(sequence.token_count + growth, self._shape.usable_slot_count)
+        can_await = not sequence.skip_cache_read and sequence.await_count < AWAIT_COUNT_MAX
+        return Open(
+            sequence,
+            handle,
+            token_ids=tuple(sequence.token_ids),
+            schedule_token_count_max=self._limits.chunk_token_count_max,
+            must_fit_token_count=must_fit,
+            await_token_count_min=self._shape.block_size if can_await else 0,
+        )
+
+    def _apply_rows(
+        self, rows: tuple[DecodeRow, ...], decoded: Decoded, rejections: list[Rejection]
+    ) -> list[PlannedChunk]:
+        check_rows(decoded, rows, self._shape)
+        chunks: list[PlannedChunk] = []
+        for index, (row, block_id) in enumerate(zip(rows, decoded.new_block_ids, strict=True)):
+            sequence = row.sequence
+            if index in decoded.deferred:
+                self._apply_refusal(sequence, decoded.deferred[index], rejections)
+                continue
+            if block_id:
+                sequence.block_ids.append(block_id)
+            sequence.known_count = sequence.scheduled_count = row.position + 1
+            sequence.shortage_count = 0
+            slot = slot_of(
+                sequence.block_ids, position=row.position, block_size=self._shape.block_size
+            )
+            chunks.append(self._chunk(sequence, row.position, row.position + 1, (slot,)))
+        return chunks
+
+    def _apply_plan(self, sequence: Sequence, handle: int, plan: Plan) -> list[PlannedChunk]:
+        check_plan(plan, sequence, handle=handle, shape=self._shape)
+        sequence.block_ids += plan.block_ids
+        sequence.known_count = sequence.token_count
+        sequence.scheduled_count = plan.scheduled_end
+        sequence.is_cut = False
+        sequence.shortage_count = 0
+        if plan.scheduled_start == plan.scheduled_end:
+            return []
+        return [self._chunk(sequence, plan.scheduled_start, plan.scheduled_end, plan.slots)]
+
+    def _apply_open(self, entry: Open, outcome: Opened) -> list[PlannedChunk]:
+        sequence = entry.sequence
+        sequence.block_ids = []
+        chunks = self._apply_plan(sequence, entry.handle, outcome.plan)
+        sequence.handle = entry.handle
+        sequence.was_opened = True
+        sequence.await_count = 0
+        self._waiting.remove(sequence)
+        if sequence is self._blocked:
+            self._blocked = None
+        if sequence.phase is SequencePhase.ENDED:
+            self._closes.append(Close(entry.handle, CloseReason.ABORTED))
+        else:
+            sequence.phase = SequencePhase.RUNNING
+            insort(self._running, sequence, key=_arrival)
+        return chunks
+
+    def _apply_no_open(
+        self, sequence: Sequence, outcome: Refused | Awaiting, rejections: list[Rejection]
+    ) -> None:
+        if sequence.phase is SequencePhase.ENDED:
+            self._waiting.remove(sequence)
+            return
+        sequence.phase = SequencePhase.WAITING
+        if isinstance(outcome, Awaiting):
+            sequence.await_count += 1
+            return
+        if outcome.reason == "TOKEN_BUDGET":
+            return
+        if outcome.reason != "POOL_EXHAUSTED":
+            self._reject(sequence, outcome.reason, outcome.message, rejections)
+            return
+        if self._blocked is None or _arrival(sequence) < _arrival(self._blocked):
+            self._blocked = sequence
+        self._blocked_available_block_count = self._available_block_count
+        if not self._running:
+            self._count_shortage(sequence, rejections)
+
+    def _apply_refusal(self, sequence: Sequence, reason: str, rejections: list[Rejection]) -> None:
+        if sequence.phase is SequencePhase.ENDED or reason in {"TOKEN_BUDGET", "COPY_IN_SAME_STEP"}:
+            return
+        if reason == "POOL_EXHAUSTED":
+            self._is_short = True
+            if len(self._running) == 1:
+                self._count_shortage(sequence, rejections)
+            return
+        message = f"the controller refused to go on with {sequence.sequence_id!r}: {reason}"
+        self._reject(sequence, reason, message, rejections)
+
+    def _count_shortage(self, sequence: Sequence, rejections: list[Rejection]) -> None:
+        sequence.shortage_count += 1
+        if sequence.shortage_count >= SHORTAGE_COUNT_MAX:
+            message = "no block is to be had although nothing else of this worker runs"
+            self._reject(sequence, "POOL_EXHAUSTED", message, rejections)
+
+    def _reject(
+        self, sequence: Sequence, reason: str, message: str, rejections: list[Rejection]
+    ) -> None:
+        self.end(sequence, CloseReason.ABORTED)
+        rejections.append(Rejection(sequence, reason, message))
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._running.remove(sequence)
+        self._closes.append(Close(sequence.handle, CloseReason.PREEMPTED))
+        sequence.forget_controller_state()
+        sequence.preemption_count += 1
+        self._preemption_count += 1
+        insort(self._waiting, sequence, key=_arrival)
+
+    def _chunk(
+        self, sequence: Sequence, start: int, end: int, slots: tuple[int, ...]
+    ) -> PlannedChunk:
+        is_live = sequence.phase is not SequencePhase.ENDED
+        return PlannedChunk(
+            sequence,
+            start,
+            token_ids=tuple(sequence.token_ids[start:end]),
+            block_ids=tuple(sequence.block_ids),
+            slots=slots,
+            wants_logits=is_live and end == sequence.token_count,
+        )
+
+
+def _arrival(sequence: Sequence) -> int:
+    return sequence.arrival

@@ -1,0 +1,92 @@
+"""One growing token list and what the worker knows of it."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class SequencePhase(Enum):
+    """Where a sequence stands.
+
+    WAITING: not open at the controller. OPENING: an open was sent, its answer is out. RUNNING: open
+    at the controller. ENDED: nothing more is computed for it.
+    """
+
+    WAITING = "waiting"
+    OPENING = "opening"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A prompt and the answer that grows behind it.
+
+    Invariants: ``handle``, the counts and ``block_ids`` describe the controller's state as of the
+    last answered step and are meaningful while RUNNING;
+    ``scheduled_count <= known_count <= len(token_ids)``; the last token is never scheduled before
+    it is known.
+
+    Attributes:
+        sequence_id: its name for people, unique among the worker's live sequences.
+        token_ids: prompt and generated tokens.
+        prompt_token_count: how many of them are the prompt.
+        cache_salt: separates tenants; empty: none.
+        skip_cache_read: match nothing, yet publish.
+        arrival: rank among all sequences of this worker; the earlier is served first.
+        phase: where it stands.
+        handle: its number in this epoch, new with each open.
+        known_count: tokens that the controller knows.
+        scheduled_count: positions that the controller has scheduled.
+        block_ids: its block table.
+        is_cut: a step that scheduled it failed; its next entry is an extend.
+        was_opened: whether it has ever been opened, in any epoch.
+        preemption_count: how often it gave up its blocks.
+        await_count: opens in a row that were told to await their prefix.
+        shortage_count: entries in a row that found no block although nothing else ran.
+    """
+
+    sequence_id: str
+    token_ids: list[int]
+    prompt_token_count: int
+    arrival: int
+    cache_salt: str = ""
+    skip_cache_read: bool = False
+    phase: SequencePhase = SequencePhase.WAITING
+    handle: int = 0
+    known_count: int = 0
+    scheduled_count: int = 0
+    block_ids: list[int] = field(default_factory=list)
+    is_cut: bool = False
+    was_opened: bool = False
+    preemption_count: int = 0
+    await_count: int = 0
+    shortage_count: int = 0
+
+    @property
+    def token_count(self) -> int:
+        """Prompt and generated tokens."""
+        return len(self.token_ids)
+
+    @property
+    def unscheduled_token_count(self) -> int:
+        """Tokens whose KV nobody computes yet."""
+        return len(self.token_ids) - self.scheduled_count
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether just its newest token is left to schedule and to tell the controller."""
+        return (
+            not self.is_cut
+            and self.scheduled_count == self.known_count
+            and self.unscheduled_token_count == 1
+        )
+
+    def forget_controller_state(self) -> None:
+        """Back to WAITING: the sequence is closed at the controller, or its epoch is over."""
+        self.phase = SequencePhase.WAITING
+        self.handle = 0
+        self.known_count = 0
+        self.scheduled_count = 0
+        self.block_ids = []
+        self.is_cut = False
+        self.await_count = 0

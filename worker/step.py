@@ -1,0 +1,228 @@
+"""What the engine asks of the controller in one step, and what it is answered: plain data."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from prefixd.worker.sequence import Sequence
+
+
+class CloseReason(Enum):
+    """Why a sequence is closed."""
+
+    FINISHED = "finished"
+    ABORTED = "aborted"
+    PREEMPTED = "preempted"
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Ends a sequence at the controller."""
+
+    handle: int
+    reason: CloseReason
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRow:
+    """Schedules the position of a sequence's newest token, which it supplies."""
+
+    sequence: Sequence
+    handle: int
+    position: int
+    token_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Extend:
+    """Schedules the next chunk of an open sequence; supplies the tokens not yet known."""
+
+    sequence: Sequence
+    handle: int
+    known_count_before: int
+    scheduled_count_before: int
+    token_ids: tuple[int, ...]
+    schedule_token_count_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Begins a sequence with all tokens it has, and schedules the first chunk behind its match."""
+
+    sequence: Sequence
+    handle: int
+    token_ids: tuple[int, ...]
+    schedule_token_count_max: int
+    must_fit_token_count: int
+    await_token_count_min: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepDraft:
+    """The entries of one step, in the order in which they are sent."""
+
+    closes: tuple[Close, ...] = ()
+    decode_rows: tuple[DecodeRow, ...] = ()
+    extends: tuple[Extend, ...] = ()
+    opens: tuple[Open, ...] = ()
+    token_budget: int | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no entry stands in it."""
+        return not (self.closes or self.decode_rows or self.extends or self.opens)
+
+    @property
+    def sequences(self) -> tuple[Sequence, ...]:
+        """The sequences that it opens, extends or decodes."""
+        return (
+            *(row.sequence for row in self.decode_rows),
+            *(extend.sequence for extend in self.extends),
+            *(entry.sequence for entry in self.opens),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Copy the first ``token_count`` slots of a block to another before the forward pass."""
+
+    source_block_id: int
+    target_block_id: int
+    token_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to execute for one opened or extended sequence.
+
+    Attributes:
+        cached_end: positions below are in the pool already, or written before this plan reads them.
+        scheduled_start, scheduled_end: the positions to compute.
+        start_block: index in the block table of the first appended block.
+        block_ids: the appended blocks.
+        slots: one per scheduled position.
+        copies: copies to make first.
+    """
+
+    handle: int
+    cached_end: int
+    scheduled_start: int
+    scheduled_end: int
+    start_block: int
+    block_ids: tuple[int, ...]
+    slots: tuple[int, ...]
+    copies: tuple[Copy, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A sequence was opened; so many of its leading tokens are reused."""
+
+    plan: Plan
+    cached_token_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Extended:
+    """A sequence was extended."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """An entry changed nothing; ``reason`` is the name of an error reason."""
+
+    reason: str
+    message: str = ""
+    numbers: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Awaiting:
+    """The open changed nothing: another sequence is still computing its prefix."""
+
+    awaitable_token_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """The decode rows' answer.
+
+    Attributes:
+        new_block_ids: one per row; 0 where the row needed no block.
+        deferred: reason by row index; such a row changed nothing.
+        copies: copies to make first.
+    """
+
+    new_block_ids: tuple[int, ...] = ()
+    deferred: Mapping[int, str] = field(default_factory=dict)
+    copies: tuple[Copy, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A sequence that lost unwritten positions because a step failed."""
+
+    handle: int
+    known_count: int
+    scheduled_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepAnswer:
+    """The controller's answer to a draft; outcomes stand in the order of the draft's entries."""
+
+    step_id: int
+    decoded: Decoded = Decoded()
+    extends: tuple[Extended | Refused, ...] = ()
+    opens: tuple[Opened | Awaiting | Refused, ...] = ()
+    cuts: tuple[Cut, ...] = ()
+    available_block_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedChunk:
+    """Consecutive positions of one sequence that the forward pass computes.
+
+    Attributes:
+        block_ids: the sequence's whole block table at this step.
+        wants_logits: whether a token is sampled behind the last position.
+    """
+
+    sequence: Sequence
+    start_position: int
+    token_ids: tuple[int, ...]
+    block_ids: tuple[int, ...]
+    slots: tuple[int, ...]
+    wants_logits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PassPlan:
+    """The work of one step: copies first, then all chunks in one forward pass."""
+
+    chunks: tuple[PlannedChunk, ...] = ()
+    copies: tuple[Copy, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A sequence that the controller will not run; ``reason`` is an error reason's name."""
+
+    sequence: Sequence
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What an answered step leads to.
+
+    Attributes:
+        opened: sequences opened for the first time, with the number of their reused tokens.
+    """
+
+    pass_plan: PassPlan
+    opened: tuple[tuple[Sequence, int], ...] = ()
+    rejections: tuple[Rejection, ...] = ()
