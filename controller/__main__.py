@@ -20,8 +20,8 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from prefixd.controller.addresses import (
     CONTROLLER_ADDRESS_DEFAULT,
-    AddressInUse,
     AddressInvalid,
+    AddressUnavailable,
     address,
 )
 from prefixd.controller.config import (
@@ -87,7 +87,7 @@ def main(
         asyncio.run(_run(config, log_level))
     except (ConfigInvalid, AddressInvalid) as error:
         _fail(str(error), status=2)
-    except (AddressInUse, OSError) as error:
+    except (AddressUnavailable, OSError) as error:
         _fail(str(error), status=1)
 
 

@@ -3,6 +3,7 @@
 import fcntl
 import ipaddress
 import os
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +18,8 @@ class AddressInvalid(Exception):
     """An address cannot be read."""
 
 
-class AddressInUse(Exception):
-    """Another process serves this address."""
+class AddressUnavailable(Exception):
+    """An address cannot be served: another process does, or it is not this machine's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,20 @@ def address(text: str) -> Address:
     return TcpAddress(host=host, port=int(port))
 
 
+def bind_obstacle(one: Address) -> str:
+    """Says why an address could not be bound, by trying again: gRPC keeps the cause to itself."""
+    try:
+        if isinstance(one, UnixAddress):
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.bind(os.fspath(one.path))
+        else:
+            family = socket.AF_INET6 if ":" in one.host else socket.AF_INET
+            socket.create_server((one.host, one.port), family=family).close()
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+    return "the address could not be bound"
+
+
 class SocketLock:
     """Makes one process the owner of a unix socket path, through a lock file beside it.
 
@@ -91,14 +106,14 @@ class SocketLock:
         self._descriptor: int | None = None
 
     def acquire(self) -> None:
-        """Takes the lock and removes a dead socket file. Raises AddressInUse or OSError."""
+        """Takes the lock and removes a dead socket file. Raises AddressUnavailable or OSError."""
         while self._descriptor is None:
             descriptor = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 os.close(descriptor)
-                raise AddressInUse(
+                raise AddressUnavailable(
                     f"unix:{self._socket_path} is served by another process"
                 ) from None
             # Its last owner may have removed the file between our open and our lock.

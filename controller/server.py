@@ -18,10 +18,11 @@ from structlog.typing import FilteringBoundLogger
 
 from prefixd.controller.addresses import (
     Address,
-    AddressInUse,
+    AddressUnavailable,
     SocketLock,
     TcpAddress,
     UnixAddress,
+    bind_obstacle,
 )
 from prefixd.controller.clock import Clock, monotonic_ms
 from prefixd.controller.config import Config, ConfigInvalid, TlsConfig
@@ -113,7 +114,7 @@ class Server:
         self._ticking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Binds every address and serves. Raises AddressInUse or OSError, having bound none."""
+        """Binds every address and serves. Raises AddressUnavailable or OSError, with none bound."""
         credentials = _credentials(self._config.tls)
         try:
             self.addresses = tuple(self._bind(one, credentials) for one in self._config.listen)
@@ -162,8 +163,8 @@ class Server:
             else:
                 port = self._grpc_server.add_secure_port(one.target, credentials)
         except RuntimeError as error:
-            raise AddressInUse(
-                f"cannot listen on {one.target}: it is in use or not ours"
+            raise AddressUnavailable(
+                f"cannot listen on {one.target}: {bind_obstacle(one)}"
             ) from error
         return TcpAddress(one.host, port).target if isinstance(one, TcpAddress) else one.target
 

@@ -164,7 +164,7 @@ class ControllerProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=os.environ | (environment or {}),
+            env=_user_environment() | (environment or {}),
         )
         self.addresses: tuple[str, ...] = ()
         self._reader = threading.Thread(target=self._read_log, daemon=True)
@@ -207,6 +207,11 @@ class ControllerProcess:
     def _read_log(self) -> None:
         assert self.process.stderr is not None
         self.log.extend(self.process.stderr)
+
+
+def _user_environment() -> dict[str, str]:
+    """The environment without what the test run sets for itself."""
+    return {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
 
 
 @contextmanager

@@ -1,0 +1,161 @@
+from prefixd.v1 import cache_pb2, inspect_pb2, pool_pb2, types_pb2
+from tests.support.driver import (
+    Driver,
+    close_entry,
+    decode_entry,
+    extend_entry,
+    open_entry,
+    refused,
+)
+
+PROMPT = list(range(100, 110))
+
+
+def match(driver: Driver, token_ids, **fields) -> cache_pb2.MatchPrefixResponse:
+    """Asks how much of a prompt is cached."""
+    return driver.stubs.cache.MatchPrefix(
+        cache_pb2.MatchPrefixRequest(pool_name=driver.pool_name, token_ids=token_ids, **fields)
+    )
+
+
+def test_opened_sequence_gets_blocks_and_slots(calls):
+    """A cold open of ten tokens gets the first three blocks and the slots of all its tokens."""
+    driver = Driver(calls)
+    response = driver.step(open_entry(1, PROMPT))
+    plan = response.outcomes[0].open.plan
+    assert (plan.handle, plan.cached.end_token) == (1, 0)
+    assert (plan.scheduled.start_token, plan.scheduled.end_token) == (0, 10)
+    assert list(plan.groups[0].block_ids) == [1, 2, 3]
+    slots = plan.groups[0].slots
+    assert (list(slots.first_slots), list(slots.slot_counts)) == ([4], [10])
+    assert response.available_block_count == 60
+
+
+def test_prefix_of_a_written_prompt_is_matched(calls):
+    """Once its step is confirmed, an equal prompt finds all whole blocks but the last token's."""
+    driver = Driver(calls)
+    driver.step(open_entry(1, PROMPT))
+    driver.step()
+    outcome = driver.step(open_entry(2, PROMPT)).outcomes[0].open
+    assert (outcome.published_token_count, outcome.pending_token_count) == (8, 0)
+    assert list(outcome.plan.groups[0].block_ids)[:2] == [1, 2]
+
+
+def test_decode_rows_get_a_block_when_they_need_one(calls):
+    """A decode row takes a block at a block's edge, and none inside a block."""
+    driver = Driver(calls)
+    driver.step(open_entry(1, PROMPT), open_entry(2, [1, 2, 3, 4]))
+    response = driver.step(decode_entry((1, 10, 7), (2, 4, 8)))
+    new_blocks = response.outcomes[0].decode.new_blocks[0].block_ids
+    assert list(new_blocks) == [0, 5]
+
+
+def test_extend_schedules_the_next_chunk(calls):
+    """A chunked prompt goes on where its last chunk ended."""
+    driver = Driver(calls)
+    driver.step(open_entry(1, PROMPT, schedule_token_count_max=4))
+    plan = driver.step(extend_entry(1, known=10, scheduled=4)).outcomes[0].extend.plan
+    assert (plan.scheduled.start_token, plan.scheduled.end_token) == (4, 10)
+
+
+def test_closed_sequence_holds_nothing(calls):
+    """After a close every block is free or evictable."""
+    driver = Driver(calls)
+    driver.step(open_entry(1, PROMPT))
+    response = driver.step(close_entry(1))
+    assert response.outcomes[0].WhichOneof("outcome") == "close"
+    assert response.available_block_count == 63
+
+
+def test_match_prefix_tells_published_and_pending_tokens(calls):
+    """S10: scheduled blocks match as pending, and as published once their step is confirmed."""
+    driver = Driver(calls)
+    driver.step(open_entry(1, PROMPT))
+    pending = match(driver, PROMPT)
+    assert (pending.published_token_count, pending.pending_token_count) == (0, 8)
+    driver.step()
+    published = match(driver, PROMPT)
+    assert (published.published_token_count, published.pending_token_count) == (8, 0)
+    assert published.epoch == driver.registered.epoch
+
+
+def test_match_prefix_under_another_salt_finds_nothing(calls):
+    """The identity on the wire keeps tenants apart."""
+    driver = Driver(calls)
+    driver.step(open_entry(1, PROMPT, identity=types_pb2.Identity(cache_salt="a")))
+    driver.step()
+    salted = match(driver, PROMPT, identity=types_pb2.Identity(cache_salt="a"))
+    other = match(driver, PROMPT, identity=types_pb2.Identity(cache_salt="b"))
+    assert (salted.published_token_count, other.published_token_count) == (8, 0)
+
+
+def test_s05_identity_with_unknown_fields_is_uncacheable(calls):
+    """S5: a sequence whose identity holds a field we do not know shares nothing."""
+    driver = Driver(calls)
+    unknown = types_pb2.Identity.FromString(b"\xf8\x3f\x01")
+    driver.step(open_entry(1, PROMPT, identity=unknown))
+    driver.step()
+    outcome = driver.step(open_entry(2, PROMPT, identity=unknown)).outcomes[0].open
+    assert outcome.published_token_count + outcome.pending_token_count == 0
+    sequence = calls.inspect.GetSequence(
+        inspect_pb2.GetSequenceRequest(pool_name="pool", sequence_id="sequence-1")
+    ).sequence
+    assert sequence.uncacheable
+
+
+def test_known_step_gets_its_reply_again(calls):
+    """A step sent twice is applied once, and both replies are equal."""
+    driver = Driver(calls)
+    request = driver.request(open_entry(1, PROMPT))
+    first = calls.cache.Step(request)
+    again = calls.cache.Step(request)
+    assert again == first
+    pool = calls.inspect.GetPool(inspect_pb2.GetPoolRequest(pool_name="pool")).pool
+    assert (pool.applied_step_id, pool.sequence_count, pool.held_block_count) == (1, 1, 3)
+
+
+def test_refused_entry_stands_among_the_outcomes(calls):
+    """What the pool's state forbids is an outcome; the entries around it are applied."""
+    driver = Driver(calls, block_count=3)
+    response = driver.step(
+        open_entry(1, [1, 2, 3, 4, 5]), open_entry(2, [9]), close_entry(7), open_entry(3, [1] * 40)
+    )
+    kinds = [outcome.WhichOneof("outcome") for outcome in response.outcomes]
+    assert kinds == ["open", "refusal", "refusal", "refusal"]
+    exhausted = response.outcomes[1].refusal
+    assert dict(exhausted.numbers)["available_block_count"] == 0
+    assert dict(exhausted.numbers)["needed_block_count"] == 1
+
+
+def test_failed_step_cuts_its_sequences(calls):
+    """A failed step leaves the ids used and reports what every sequence lost."""
+    driver = Driver(calls)
+    driver.step(open_entry(1, PROMPT))
+    response = driver.step(failed_step_id=1, failed_step_id_last=1, executed_step_id=0)
+    cut = response.cut_sequences[0]
+    assert (cut.handle, cut.known_count, cut.scheduled_count) == (1, 10, 0)
+    plan = (
+        driver.step(extend_entry(1, known=10, scheduled=0), executed_step_id=2)
+        .outcomes[0]
+        .extend.plan
+    )
+    assert (plan.scheduled.start_token, plan.scheduled.end_token) == (0, 10)
+
+
+def test_new_model_version_drops_idle_blocks(calls):
+    """S4 over the wire: blocks of the old version are dropped and match nothing."""
+    driver = Driver(calls)
+    driver.step(open_entry(1, PROMPT))
+    driver.step(close_entry(1))
+    driver.step()
+    response = calls.pool.SetModelVersion(
+        pool_pb2.SetModelVersionRequest(model_version="2", **driver.key)
+    )
+    assert response.dropped_block_count == 2
+    assert match(driver, PROMPT).published_token_count == 0
+
+
+def test_prefix_match_of_no_tokens_is_refused(calls):
+    """An empty prompt is an error, not a match of length 0."""
+    driver = Driver(calls)
+    assert refused(lambda: match(driver, [])).reason == "PROMPT_EMPTY"
