@@ -81,16 +81,24 @@ def address(text: str) -> Address:
 
 def bind_obstacle(one: Address) -> str:
     """Says why an address could not be bound, by trying again: gRPC keeps the cause to itself."""
+    family, target = _socket_target(one)
     try:
-        if isinstance(one, UnixAddress):
-            with socket.socket(socket.AF_UNIX) as probe:
-                probe.bind(os.fspath(one.path))
-        else:
-            family = socket.AF_INET6 if ":" in one.host else socket.AF_INET
-            socket.create_server((one.host, one.port), family=family).close()
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(target)
     except OSError as error:
-        return (error.strerror or str(error)).lower()
+        return _reason(error)
     return "the address could not be bound"
+
+
+def _socket_target(one: Address) -> tuple[socket.AddressFamily, str | tuple[str, int]]:
+    if isinstance(one, UnixAddress):
+        return socket.AF_UNIX, os.fspath(one.path)
+    return socket.AF_INET6 if ":" in one.host else socket.AF_INET, (one.host, one.port)
+
+
+def _reason(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()
 
 
 class SocketLock:
@@ -106,9 +114,9 @@ class SocketLock:
         self._descriptor: int | None = None
 
     def acquire(self) -> None:
-        """Takes the lock and removes a dead socket file. Raises AddressUnavailable or OSError."""
+        """Takes the lock and removes a dead socket file. Raises AddressUnavailable."""
         while self._descriptor is None:
-            descriptor = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = self._open()
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -131,6 +139,14 @@ class SocketLock:
         self._lock_path.unlink(missing_ok=True)
         os.close(self._descriptor)
         self._descriptor = None
+
+    def _open(self) -> int:
+        try:
+            return os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise AddressUnavailable(
+                f"cannot listen on unix:{self._socket_path}: {_reason(error)}"
+            ) from error
 
     def _is_current(self, descriptor: int) -> bool:
         try:
