@@ -82,7 +82,6 @@ class Engine:
         self._answers: dict[Sequence, Answer] = {}
         self._is_draining = False
         self._wake = asyncio.Event()
-        self._give_up_timer: asyncio.TimerHandle | None = None
         self._registration: Registration | None = None
         self._step_id = 0
         self._executed_step_id = 0
@@ -134,20 +133,13 @@ class Engine:
             self._scheduler.end(answer.sequence, CloseReason.ABORTED)
             self._wake.set()
 
-    def on_controller_change(self, is_ready: bool) -> None:
-        """A session was opened or lost: answers wait for a lost one, but not for ever."""
-        self._wake.set()
-        if self._give_up_timer is not None:
-            self._give_up_timer.cancel()
-            self._give_up_timer = None
-        if not is_ready:
-            loop = asyncio.get_running_loop()
-            self._give_up_timer = loop.call_later(
-                self._controller_wait_s, self._fail_all, _lost_controller()
-            )
-
     async def run(self) -> None:
         """Runs steps while there is work, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._run_steps())
+            tasks.create_task(self._give_up_on_lost_controllers())
+
+    async def _run_steps(self) -> None:
         while True:
             registration = await self._client.ready()
             if registration != self._registration:
@@ -158,6 +150,21 @@ class Engine:
                 continue
             await self._run_step(registration)
 
+    async def _give_up_on_lost_controllers(self) -> None:
+        """Running answers wait for a controller that went away, but not for ever."""
+        while True:
+            await self._client.ready()
+            # An idle engine learns of a new epoch only when it is woken.
+            self._wake.set()
+            await self._client.lost()
+            try:
+                await asyncio.wait_for(self._client.ready(), self._controller_wait_s)
+            except TimeoutError:
+                self._log.error("controller_lost", answer_count=len(self._answers))
+                self._fail_all(
+                    controller_unavailable("the controller went away and did not come back in time")
+                )
+
     def drain(self) -> None:
         """Refuses new answers and ends the running ones."""
         self._is_draining = True
@@ -165,8 +172,6 @@ class Engine:
 
     async def close(self, *, timeout_s: float) -> bool:
         """Waits for a pass that is under way; returns whether it ended in time."""
-        if self._give_up_timer is not None:
-            self._give_up_timer.cancel()
         last = asyncio.get_running_loop().run_in_executor(self._executor, lambda: None)
         done, _ = await asyncio.wait([last], timeout=timeout_s)
         self._executor.shutdown(wait=False, cancel_futures=True)
@@ -291,7 +296,3 @@ class Engine:
             if answer is not None:
                 self.cancel(answer)
                 answer.fail(error)
-
-
-def _lost_controller() -> WorkerError:
-    return controller_unavailable("the controller went away and did not come back in time")

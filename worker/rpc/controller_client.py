@@ -1,7 +1,6 @@
 """The worker's side of its pool at the controller: registration, session, reconnecting."""
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -80,31 +79,18 @@ class ControllerClient:
     `EpochEnded` or `StepRefused`.
     """
 
-    def __init__(
-        self,
-        address: str,
-        description: PoolDescription,
-        log: Log,
-        *,
-        on_change: Callable[[bool], None],
-    ) -> None:
-        """Makes a client that `run` brings to life.
-
-        Args:
-            address: of the controller.
-            description: of the pool.
-            log: for lifecycle events.
-            on_change: called with True when a session is open, with False when it is lost.
-        """
+    def __init__(self, address: str, description: PoolDescription, log: Log) -> None:
+        """Makes a client that `run` brings to life."""
         self._description = description
         self._log = log.bind(controller=address, pool_name=description.pool_name)
-        self._on_change = on_change
         self._channel = grpc.aio.insecure_channel(address, options=_channel_options())
         self._pools = pool_pb2_grpc.PoolServiceStub(self._channel)
         self._cache = cache_pb2_grpc.CacheServiceStub(self._channel)
         self._registration: Registration | None = None
         self._session: Session | None = None
         self._is_ready = asyncio.Event()
+        self._is_lost = asyncio.Event()
+        self._is_lost.set()
         self._outstanding: _Outstanding | None = None
 
     @property
@@ -123,6 +109,10 @@ class ControllerClient:
         assert self._registration is not None
         return self._registration
 
+    async def lost(self) -> None:
+        """Waits until no session is open."""
+        await self._is_lost.wait()
+
     async def run(self, worker_address: str) -> None:
         """Registers, holds the session and reconnects, until cancelled."""
         delay_s = RECONNECT_DELAY_S_MIN
@@ -137,6 +127,11 @@ class ControllerClient:
                 self._log.warning("controller_unreachable", reason=reason, retry_s=delay_s)
                 if reason in EPOCH_ENDING_REASONS:
                     self._end_epoch()
+            except asyncio.CancelledError:
+                # gRPC raises this also where it was the session that we cancelled.
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, RECONNECT_DELAY_S_MAX)
 
@@ -225,7 +220,7 @@ class ControllerClient:
             self._session = session
             self._log.info("session_opened", epoch=registration.epoch)
             self._is_ready.set()
-            self._on_change(True)
+            self._is_lost.clear()
             if self._outstanding is not None:
                 await self._send(session, self._outstanding)
             while isinstance(message := await session.read(), cache_pb2.SessionResponse):
@@ -236,9 +231,8 @@ class ControllerClient:
 
     def _lose_session(self) -> None:
         self._session = None
-        if self._is_ready.is_set():
-            self._is_ready.clear()
-            self._on_change(False)
+        self._is_ready.clear()
+        self._is_lost.set()
 
     async def _send(self, session: Session, outstanding: _Outstanding) -> None:
         try:

@@ -1,0 +1,66 @@
+"""What a worker can be told."""
+
+from dataclasses import dataclass, field
+
+from prefixd.worker.limits import SchedulerLimits
+from prefixd.worker.rpc.listening import CONTROLLER_ADDRESS_DEFAULT, WORKER_ADDRESS_DEFAULT
+
+MODEL_DEFAULT = "smollm2-135m-instruct"
+"""The small model that is fetched where no folder is named."""
+BLOCK_SIZE_DEFAULT = 16
+
+
+class ConfigInvalid(Exception):
+    """An option is out of its range or contradicts another."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Which model runs, and how.
+
+    Attributes:
+        model: a folder with weights, configuration and tokenizer; or the name of the small model.
+        attention_backend: a name of `prefixd.worker.attention.registry.BACKENDS`.
+        device: "auto", "cpu", "cuda" or "cuda:N".
+        dtype: "auto" (float32 on the CPU, bfloat16 on a GPU) or a torch dtype's name.
+        thread_count: threads of the forward pass on the CPU.
+        block_size: token slots per block.
+        block_count: blocks of the pool, block 0 included; None: sized by the memory.
+    """
+
+    model: str = MODEL_DEFAULT
+    attention_backend: str = "torch"
+    device: str = "auto"
+    dtype: str = "auto"
+    thread_count: int = 1
+    block_size: int = BLOCK_SIZE_DEFAULT
+    block_count: int | None = None
+
+    def check(self) -> None:
+        """Raises ConfigInvalid, naming the option and its limit."""
+        for name in ("thread_count", "block_size"):
+            if getattr(self, name) < 1:
+                raise ConfigInvalid(f"{name} is {getattr(self, name)}, but must be at least 1")
+        if self.block_count is not None and self.block_count < 2:
+            raise ConfigInvalid(f"block_count is {self.block_count}, but must be at least 2")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """How a worker serves its model.
+
+    Attributes:
+        controller: address of the controller.
+        listen: addresses to serve; the first is told to the controller.
+        pool_name: name of the pool at the controller.
+        limits: of the scheduler.
+        lease_ms: how long the pool outlives its worker; None: the controller's default.
+        controller_wait_s: how long running answers wait for a lost controller.
+    """
+
+    controller: str = CONTROLLER_ADDRESS_DEFAULT
+    listen: tuple[str, ...] = (WORKER_ADDRESS_DEFAULT,)
+    pool_name: str = "worker"
+    limits: SchedulerLimits = field(default_factory=SchedulerLimits)
+    lease_ms: int | None = None
+    controller_wait_s: float = 30.0

@@ -1,0 +1,88 @@
+"""Brings the model of a configuration into memory, with a pool that fits."""
+
+from collections.abc import Callable
+
+import torch
+
+from prefixd.worker.attention.registry import UnknownBackend, create_backend
+from prefixd.worker.config import ConfigInvalid, ModelConfig
+from prefixd.worker.model.fetch import PACKAGED_MODELS, model_folder
+from prefixd.worker.model.kv_cache import PagedKv, block_byte_count
+from prefixd.worker.model.loaded import LoadedModel
+from prefixd.worker.model.runner import ModelRunner
+
+CPU_POOL_BYTES = 768 * 1024 * 1024
+"""Memory of a pool on the CPU: some 17,000 tokens of the small model."""
+GPU_POOL_SHARE = 0.6
+"""Share of the free GPU memory that the pool takes once the model is loaded."""
+BLOCK_COUNT_MAX_DEFAULT = 65_536
+"""Most blocks of a pool that nobody sized: tiny models would make absurd ones."""
+
+
+def load_runner(config: ModelConfig, *, report: Callable[[str], None]) -> ModelRunner:
+    """Loads the model and makes its pool; ``report`` gets a line before a download.
+
+    Raises:
+        ConfigInvalid: an option is out of range.
+        ModelRefused: by the guard.
+        ModelUnavailable: the model's files are not to be had.
+    """
+    config.check()
+    device = _device(config.device)
+    try:
+        backend = create_backend(config.attention_backend)
+    except UnknownBackend as error:
+        raise ConfigInvalid(str(error)) from error
+    if device.type == "cpu":
+        torch.set_num_threads(config.thread_count)
+    folder = model_folder(config.model, report=report)
+    # Imported here: transformers takes seconds, and a bad option should fail at once.
+    from prefixd.worker.model.loader import load_folder
+
+    name = config.model if config.model in PACKAGED_MODELS else folder.resolve().name
+    model = load_folder(
+        folder, name=name, backend=backend, device=device, dtype=_dtype(config.dtype, device)
+    )
+    block_count = config.block_count or _block_count(model, block_size=config.block_size)
+    kv = PagedKv(
+        model.geometry,
+        block_count=block_count,
+        block_size=config.block_size,
+        dtype=model.dtype,
+        device=model.device,
+    )
+    return ModelRunner(model, kv, backend)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigInvalid(f"device {name!r} is none of auto, cpu, cuda, cuda:N") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigInvalid(f"device {name!r}: this machine has no usable GPU")
+    return device
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    dtype = {
+        "float32": torch.float32,
+        "bfloat16": torch.bfloat16,
+        "float16": torch.float16,
+    }.get(name)
+    if dtype is None:
+        raise ConfigInvalid(f"dtype {name!r} is none of auto, float32, bfloat16, float16")
+    return dtype
+
+
+def _block_count(model: LoadedModel, *, block_size: int) -> int:
+    byte_count = CPU_POOL_BYTES
+    if model.device.type == "cuda":
+        free_byte_count, _ = torch.cuda.mem_get_info(model.device)
+        byte_count = int(GPU_POOL_SHARE * free_byte_count)
+    per_block = block_byte_count(model.geometry, block_size=block_size, dtype=model.dtype)
+    return max(2, min(byte_count // per_block, BLOCK_COUNT_MAX_DEFAULT))

@@ -1,0 +1,170 @@
+"""Checks a Generate request and turns it into plain values."""
+
+import math
+from dataclasses import dataclass
+
+from prefixd.v1 import worker_pb2
+from prefixd.worker.answer import AnswerLimits, FinishReason
+from prefixd.worker.errors import WorkerError, field_invalid
+from prefixd.worker.limits import (
+    CACHE_SALT_LENGTH_MAX,
+    SEQUENCE_ID_BYTES_MAX,
+    STOP_STRING_LENGTH_MAX,
+    STOP_STRINGS_MAX,
+    TOKEN_COUNT_DEFAULT,
+)
+from prefixd.worker.prompt import Message, PromptReader
+from prefixd.worker.sampling import SamplingInvalid, SamplingOptions
+
+SEED_MAX = 2**63 - 1
+"""Largest seed that travels."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerBounds:
+    """What the model and its pool can hold.
+
+    Attributes:
+        context_token_count_max: tokens of prompt and answer together.
+        slot_count: slots of the whole pool.
+        end_token_ids: tokens that end an answer.
+    """
+
+    context_token_count_max: int
+    slot_count: int
+    end_token_ids: frozenset[int]
+
+
+def read_prompt(prompt: worker_pb2.Prompt, reader: PromptReader) -> list[int]:
+    """The prompt's token ids.
+
+    Raises:
+        WorkerError: PROMPT_EMPTY, TOKEN_ID_INVALID, FIELD_INVALID or UNSUPPORTED.
+    """
+    match prompt.WhichOneof("form"):
+        case "text":
+            return reader.text(prompt.text)
+        case "chat":
+            return reader.chat(
+                [
+                    Message(message.role, message.content, tuple(message.token_ids))
+                    for message in prompt.chat.messages
+                ]
+            )
+        case "tokens":
+            return reader.tokens(prompt.tokens.token_ids, field="prompt.tokens.token_ids")
+        case _:
+            raise WorkerError("PROMPT_EMPTY", "the request holds no prompt", field="prompt")
+
+
+def read_sampling(options: worker_pb2.SamplingOptions, *, random_seed: int) -> SamplingOptions:
+    """The sampling options; ``random_seed`` serves where the request names none.
+
+    Raises:
+        WorkerError: FIELD_INVALID.
+    """
+    seed = options.seed if options.HasField("seed") else random_seed
+    if not 0 <= seed <= SEED_MAX:
+        raise field_invalid(
+            "sampling.seed", f"seed is {seed}, but must not be negative", numbers={"seed": seed}
+        )
+    try:
+        return SamplingOptions(
+            temperature=_as_written(options.temperature),
+            top_k=options.top_k,
+            top_p=_as_written(options.top_p) if options.HasField("top_p") else 1.0,
+            seed=seed,
+        )
+    except SamplingInvalid as error:
+        raise field_invalid(f"sampling.{error.field}", str(error)) from error
+
+
+def read_limits(
+    request: worker_pb2.GenerateRequest, bounds: AnswerBounds, *, prompt_token_count: int
+) -> AnswerLimits:
+    """When the answer is over.
+
+    Raises:
+        WorkerError: CONTEXT_LENGTH_EXCEEDED, SEQUENCE_EXCEEDS_POOL or FIELD_INVALID.
+    """
+    _check_strings(request)
+    if request.token_count_max < 0:
+        raise field_invalid(
+            "token_count_max",
+            f"token_count_max is {request.token_count_max}, but must be at least 0",
+            numbers={"token_count_max": request.token_count_max},
+        )
+    wanted = request.token_count_max or 1
+    if prompt_token_count + wanted > bounds.context_token_count_max:
+        raise WorkerError(
+            "CONTEXT_LENGTH_EXCEEDED",
+            f"{prompt_token_count} prompt tokens and an answer of {wanted} do not fit the model's"
+            f" context of {bounds.context_token_count_max}",
+            numbers={
+                "prompt_token_count": prompt_token_count,
+                "token_count_max": wanted,
+                "context_token_count_max": bounds.context_token_count_max,
+            },
+            field="prompt",
+        )
+    # The last token is never computed, so it needs no slot.
+    if prompt_token_count + wanted - 1 > bounds.slot_count:
+        raise WorkerError(
+            "SEQUENCE_EXCEEDS_POOL",
+            f"{prompt_token_count} prompt tokens and an answer of {wanted} do not fit the pool's"
+            f" {bounds.slot_count} slots",
+            numbers={
+                "prompt_token_count": prompt_token_count,
+                "token_count_max": wanted,
+                "slot_count": bounds.slot_count,
+            },
+            field="prompt",
+        )
+    room = min(bounds.context_token_count_max, bounds.slot_count + 1) - prompt_token_count
+    token_count_max = request.token_count_max or min(TOKEN_COUNT_DEFAULT, room)
+    is_cut_short = not request.token_count_max and room < TOKEN_COUNT_DEFAULT
+    return AnswerLimits(
+        token_count_max=token_count_max,
+        reason_at_max=(
+            FinishReason.CONTEXT_LENGTH if is_cut_short else FinishReason.TOKEN_COUNT_MAX
+        ),
+        end_token_ids=frozenset() if request.ignore_end_of_sequence else bounds.end_token_ids,
+        stop_strings=tuple(request.stop_strings),
+    )
+
+
+def _check_strings(request: worker_pb2.GenerateRequest) -> None:
+    count = len(request.stop_strings)
+    if count > STOP_STRINGS_MAX:
+        raise field_invalid(
+            "stop_strings",
+            f"{count} stop strings, but at most {STOP_STRINGS_MAX} are taken",
+            numbers={"stop_string_count": count, "stop_strings_max": STOP_STRINGS_MAX},
+        )
+    for index, stop in enumerate(request.stop_strings):
+        if not 1 <= len(stop) <= STOP_STRING_LENGTH_MAX:
+            raise field_invalid(
+                f"stop_strings[{index}]",
+                f"a stop string of {len(stop)} characters, but 1 to {STOP_STRING_LENGTH_MAX}"
+                " are taken",
+                numbers={"length": len(stop), "length_max": STOP_STRING_LENGTH_MAX},
+            )
+    if len(request.cache_salt) > CACHE_SALT_LENGTH_MAX:
+        raise field_invalid(
+            "cache_salt",
+            f"a cache salt of {len(request.cache_salt)} characters, but at most"
+            f" {CACHE_SALT_LENGTH_MAX} are taken",
+            numbers={"length": len(request.cache_salt), "length_max": CACHE_SALT_LENGTH_MAX},
+        )
+    byte_count = len(request.sequence_id.encode())
+    if byte_count > SEQUENCE_ID_BYTES_MAX:
+        raise field_invalid(
+            "sequence_id",
+            f"a sequence id of {byte_count} bytes, but at most {SEQUENCE_ID_BYTES_MAX} are taken",
+            numbers={"byte_count": byte_count, "byte_count_max": SEQUENCE_ID_BYTES_MAX},
+        )
+
+
+def _as_written(value: float) -> float:
+    """A float field as it was meant: 0.9 arrives as 0.89999998."""
+    return float(f"{value:.7g}") if math.isfinite(value) else value

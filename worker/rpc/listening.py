@@ -1,0 +1,80 @@
+"""Addresses that the worker serves: TCP (`HOST:PORT`) and unix sockets (`unix:PATH`)."""
+
+import fcntl
+import os
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+WORKER_ADDRESS_DEFAULT = "127.0.0.1:7601"
+"""Where a worker listens and where its clients look for it, unless told otherwise."""
+CONTROLLER_ADDRESS_DEFAULT = "127.0.0.1:7600"
+"""Where a worker looks for its controller, unless told otherwise."""
+UNIX_PREFIX = "unix:"
+
+
+class AddressUnusable(Exception):
+    """An address cannot be read or served."""
+
+
+class SocketLock:
+    """Owns a unix socket path, through a lock file beside it.
+
+    gRPC takes an existing socket file over silently, so a second worker would steal the address.
+    The lock goes with the process; a socket file that is found under the lock is a dead one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Takes the path. Raises AddressUnusable if another process has it."""
+        self._path = path
+        try:
+            self._descriptor = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise AddressUnusable(f"cannot listen on unix:{path}: {error.strerror}") from error
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._descriptor)
+            raise AddressUnusable(f"unix:{path} is served by another process") from None
+        path.unlink(missing_ok=True)
+
+    def release(self) -> None:
+        """Removes the socket file and lets go. The lock file stays: others may be waiting on it."""
+        self._path.unlink(missing_ok=True)
+        os.close(self._descriptor)
+
+
+class Listening:
+    """The addresses of one gRPC server."""
+
+    def __init__(self) -> None:
+        self.addresses: tuple[str, ...] = ()
+        self._locks: list[SocketLock] = []
+
+    def bind(self, server: grpc.aio.Server, targets: tuple[str, ...]) -> None:
+        """Binds every target. Raises AddressUnusable, naming the one that failed."""
+        try:
+            self.addresses = tuple(self._bind(server, target) for target in targets)
+        except AddressUnusable:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Lets go of the socket files; the server's end closes the ports."""
+        while self._locks:
+            self._locks.pop().release()
+
+    def _bind(self, server: Any, target: str) -> str:
+        host, colon, port = target.rpartition(":")
+        if target.startswith(UNIX_PREFIX):
+            path = Path(os.path.abspath(target.removeprefix(UNIX_PREFIX).removeprefix("//")))
+            target = f"{UNIX_PREFIX}{path}"
+            self._locks.append(SocketLock(path))
+        elif not (colon and host and port.isascii() and port.isdigit()):
+            raise AddressUnusable(f"{target!r} is neither HOST:PORT nor unix:PATH")
+        try:
+            bound_port = server.add_insecure_port(target)
+        except RuntimeError as error:
+            raise AddressUnusable(f"cannot listen on {target}: in use or not ours") from error
+        return target if target.startswith(UNIX_PREFIX) else f"{host}:{bound_port}"

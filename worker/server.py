@@ -1,0 +1,236 @@
+"""The worker process: everything is wired here and nowhere else."""
+
+import asyncio
+import gc
+import signal
+import time
+from collections.abc import Callable
+from importlib import metadata
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection
+
+from prefixd.v1 import worker_pb2, worker_pb2_grpc
+from prefixd.worker.config import WorkerConfig
+from prefixd.worker.engine import Engine
+from prefixd.worker.execution import ModelPassRunner, PassRunner
+from prefixd.worker.limits import MESSAGE_BYTES_MAX
+from prefixd.worker.logs import Log
+from prefixd.worker.model.loaded import LoadedModel
+from prefixd.worker.model.runner import ModelRunner
+from prefixd.worker.plan_check import PoolShape
+from prefixd.worker.prompt import PromptReader
+from prefixd.worker.rpc.controller_client import ControllerClient, PoolDescription
+from prefixd.worker.rpc.generate_request import AnswerBounds
+from prefixd.worker.rpc.interceptor import ErrorInterceptor
+from prefixd.worker.rpc.listening import Listening
+from prefixd.worker.rpc.worker_service import WorkerDescription, WorkerService
+
+SHUTDOWN_GRACE_S = 1.0
+"""How long calls may go on once the process is told to end; their answers end at once."""
+PASS_TIMEOUT_S = 1.0
+"""How long the end of the process waits for a forward pass that is under way."""
+SERVICE_NAME = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name
+SERVER_OPTIONS = (
+    # A second worker must fail to start instead of taking every other connection.
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+
+
+class Server:
+    """A worker that can be started and stopped once.
+
+    Invariants: after `start` every address of `addresses` answers, and health tells SERVING while a
+    session with the controller is open; after `stop` nothing answers and the pool is given back.
+    """
+
+    def __init__(
+        self,
+        grpc_server: grpc.aio.Server,
+        *,
+        config: WorkerConfig,
+        engine: Engine,
+        client: ControllerClient,
+        health: HealthServicer,
+        log: Log,
+    ) -> None:
+        self.engine = engine
+        self.client = client
+        self._grpc_server = grpc_server
+        self._config = config
+        self._health = health
+        self._log = log
+        self._listening = Listening()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where it serves."""
+        return self._listening.addresses
+
+    async def start(self) -> None:
+        """Binds and serves, then looks for the controller. Raises AddressUnusable."""
+        self._listening.bind(self._grpc_server, self._config.listen)
+        await self._set_serving(is_serving=False)
+        await self._grpc_server.start()
+        self._log.info("worker_started", addresses=self.addresses)
+        self._tasks = [
+            asyncio.create_task(self.client.run(self.addresses[0])),
+            asyncio.create_task(self.engine.run()),
+            asyncio.create_task(self._follow_readiness()),
+        ]
+
+    async def stop(self) -> bool:
+        """Ends all answers, gives the pool back and stops serving.
+
+        Returns:
+            Whether the forward pass that was under way has ended, too.
+        """
+        self._log.info("worker_stopping")
+        await self._health.enter_graceful_shutdown()
+        self.engine.drain()
+        await self._grpc_server.stop(SHUTDOWN_GRACE_S)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.client.release()
+        await self.client.close()
+        is_idle = await self.engine.close(timeout_s=PASS_TIMEOUT_S)
+        self._listening.release()
+        self._log.info("worker_stopped")
+        return is_idle
+
+    async def _follow_readiness(self) -> None:
+        while True:
+            await self.client.ready()
+            await self._set_serving(is_serving=True)
+            await self.client.lost()
+            await self._set_serving(is_serving=False)
+
+    async def _set_serving(self, *, is_serving: bool) -> None:
+        response = health_pb2.HealthCheckResponse
+        status = response.SERVING if is_serving else response.NOT_SERVING
+        for name in ("", SERVICE_NAME):
+            await self._health.set(name, status)
+
+
+def build(
+    config: WorkerConfig,
+    runner: ModelRunner,
+    *,
+    log: Log,
+    attention_backend: str,
+    wrap_runner: Callable[[PassRunner], PassRunner] = lambda runner: runner,
+) -> Server:
+    """Wires a worker around a loaded model.
+
+    Args:
+        config: of the worker.
+        runner: the model and its pool; nobody else may use it.
+        log: for lifecycle events.
+        attention_backend: name of the runner's backend, for clients.
+        wrap_runner: puts something around each forward pass: a measurement, or a fault.
+    """
+    model, kv = runner.model, runner.kv
+    shape = PoolShape(block_count=kv.block_count, block_size=kv.block_size)
+    client = ControllerClient(config.controller, _pool_description(config, runner), log)
+    engine = Engine(
+        client,
+        wrap_runner(ModelPassRunner(runner)),
+        shape=shape,
+        limits=config.limits,
+        controller_wait_s=config.controller_wait_s,
+        clock_s=time.monotonic,
+        log=log,
+    )
+    service = WorkerService(
+        engine,
+        client,
+        PromptReader(model.tokenizer, vocabulary_size=model.vocabulary_size),
+        AnswerBounds(
+            context_token_count_max=model.context_token_count_max,
+            slot_count=shape.usable_slot_count,
+            end_token_ids=model.end_token_ids,
+        ),
+        _worker_description(config, model, shape, attention_backend),
+        clock_s=time.monotonic,
+    )
+    health = HealthServicer()
+    grpc_server = grpc.aio.server(interceptors=[ErrorInterceptor(log)], options=SERVER_OPTIONS)
+    worker_pb2_grpc.add_WorkerServiceServicer_to_server(service, grpc_server)
+    health_pb2_grpc.add_HealthServicer_to_server(health, grpc_server)
+    health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+    reflection.enable_server_reflection(
+        (SERVICE_NAME, health_name, reflection.SERVICE_NAME), grpc_server
+    )
+    return Server(grpc_server, config=config, engine=engine, client=client, health=health, log=log)
+
+
+async def serve(server: Server, *, on_started: Callable[[tuple[str, ...]], None]) -> bool:
+    """Runs a worker until SIGTERM or SIGINT, then stops it.
+
+    Returns:
+        Whether the last forward pass has ended.
+    """
+    loop = asyncio.get_running_loop()
+    told_to_end = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told_to_end.set)
+    await server.start()
+    # What exists now lives as long as the process: the collector need not look at it again.
+    gc.collect()
+    gc.freeze()
+    on_started(server.addresses)
+    await told_to_end.wait()
+    return await server.stop()
+
+
+def _pool_description(config: WorkerConfig, runner: ModelRunner) -> PoolDescription:
+    model, kv = runner.model, runner.kv
+    return PoolDescription(
+        pool_name=config.pool_name,
+        model_name=model.name,
+        block_count=kv.block_count,
+        block_size=kv.block_size,
+        layer_count=len(model.geometry),
+        kv_format=f"{_dtype_name(model)} slot-major",
+        vocabulary_size=model.vocabulary_size,
+        lease_ms=config.lease_ms,
+    )
+
+
+def _worker_description(
+    config: WorkerConfig, model: LoadedModel, shape: PoolShape, attention_backend: str
+) -> WorkerDescription:
+    return WorkerDescription(
+        version=_version(),
+        model_name=model.name,
+        pool_name=config.pool_name,
+        controller_address=config.controller,
+        attention_backend=attention_backend,
+        device=str(model.device),
+        dtype=_dtype_name(model),
+        block_count=shape.block_count,
+        block_size=shape.block_size,
+        context_token_count_max=model.context_token_count_max,
+        vocabulary_size=model.vocabulary_size,
+        chunk_token_count_max=config.limits.chunk_token_count_max,
+    )
+
+
+def _dtype_name(model: LoadedModel) -> str:
+    return str(model.dtype).removeprefix("torch.")
+
+
+def _version() -> str:
+    try:
+        return metadata.version("prefixd")
+    except metadata.PackageNotFoundError:
+        return "unknown"
