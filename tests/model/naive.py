@@ -35,6 +35,11 @@ class NaivePool:
     `index` maps a place to the one block that stands for it; `step_of_block` says which step
     writes a complete block, and the block is published once that step has been executed;
     `working_step_ids` are the steps that scheduled something.
+
+    Two blocks with one place are twins (S15). The index never moves from a written block to one
+    that is not, nor from a pending one to a later one: the later step may fail, and would
+    take away what was cached. So a twin stays private until it is written; then it takes the
+    place of an idle or pending block. An evicted block leaves its place to a twin in any case.
     """
 
     def __init__(self, spec: PoolSpec) -> None:
@@ -64,6 +69,15 @@ class NaivePool:
     def is_written(self, block: BlockId) -> bool:
         """Tells whether the step that writes this complete block has been executed."""
         return self.step_of_block[block] <= self.executed_step_id
+
+    def written_count(self, sequence: NaiveSequence) -> int:
+        """Counts a sequence's leading positions whose step has been executed."""
+        written = 0
+        while written < sequence.scheduled:
+            if sequence.scheduled_by[written] > self.executed_step_id:
+                break
+            written += 1
+        return written
 
     def published(self) -> dict[BlockId, Place]:
         """Returns the written part of the index."""
@@ -174,8 +188,16 @@ class NaivePool:
             place = self.place_of_block(block)
             if place is not None:
                 self.statistics.evicted_block_count += 1
-                self.drop(place)
+                self._evict(place)
         return taken
+
+    def _evict(self, place: Place) -> None:
+        copies = self.copies_of(place)
+        if copies:
+            del self.step_of_block[self.index[place]]
+            self.index[place] = self.first_scheduled(copies)
+        else:
+            self.drop(place)
 
     def drop(self, place: Place) -> None:
         """Takes a place out of the index; nothing may be left below it (S19)."""
@@ -201,14 +223,14 @@ class NaivePool:
 
     def _enter(self, place: Place, own: BlockId) -> None:
         other = self.index.setdefault(place, own)
-        if other == own:
+        if other == own or not self.is_written(own):
             return
         if other in self.free:
             self.index[place] = own
             self.free.remove(other)
             self.free.insert(0, other)
             del self.step_of_block[other]
-        elif self.is_written(own) and not self.is_written(other):
+        elif not self.is_written(other):
             self.index[place] = own
 
     def copies_of(self, place: Place) -> list[BlockId]:
@@ -232,26 +254,29 @@ class NaivePool:
             if block in self.reference_counts():
                 continue
             place = self.place_of_block(block)
-            copies = self.copies_of(place) if place is not None else []
-            if place is not None and copies:
-                self.index[place] = self.choose_copy(copies)
-            if place is not None and not copies:
+            written = self.written_copies_of(place) if place is not None else []
+            if place is not None and written:
+                self.index[place] = self.first_scheduled(written)
+            if place is not None and not written:
                 self.free.append(block)
             else:
                 uncached.append(block)
                 self.step_of_block.pop(block, None)
         self.free[:0] = uncached
 
-    def choose_copy(self, copies: list[BlockId]) -> BlockId:
-        """Chooses the copy that the index moves to: the first written one, else the oldest."""
+    def written_copies_of(self, place: Place) -> list[BlockId]:
+        """Returns the private copies of a place whose KV is written."""
+        return [copy for copy in self.copies_of(place) if self.is_written(copy)]
+
+    def first_scheduled(self, copies: list[BlockId]) -> BlockId:
+        """Chooses the copy that an earlier step scheduled; of one step, the one opened first."""
         return min(copies, key=lambda block: self.step_of_block[block])
 
     def settle_twins(self) -> None:
-        """Lets the first written twin of a pending block stand for their place (S15)."""
-        for place, block in list(self.index.items()):
-            written = [copy for copy in self.copies_of(place) if self.is_written(copy)]
-            if written and not self.is_written(block):
-                self.index[place] = self.choose_copy(written)
+        """Lets copies that have just been written take the places of idle and pending twins."""
+        for sequence in self.sequences.values():
+            for index in range(sequence.completed if sequence.cacheable else 0):
+                self._enter(sequence.place(index), sequence.table[index])
 
     def cut_tables(self) -> dict[Handle, int]:
         """Takes back what the unexecuted steps scheduled: unwritten blocks leave the index, and

@@ -1,0 +1,330 @@
+"""Drives the core's pool and the naive model side by side with whatever hypothesis can think of."""
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from prefixd.controller.core import invariants
+from prefixd.controller.core.errors import BlocksInUse, CacheError
+from prefixd.controller.core.hashing import HASHES, Hasher
+from prefixd.controller.core.limits import STEPS_IN_FLIGHT_MAX
+from prefixd.controller.core.messages import (
+    CloseEntry,
+    CloseReason,
+    DecodeEntry,
+    Entry,
+    FailedSteps,
+    Handle,
+    Identity,
+    OpenOutcome,
+    PoolSpec,
+    SequenceId,
+    Step,
+    StepId,
+    StepReply,
+)
+from prefixd.controller.core.pool import Pool
+from tests.model.compare import (
+    assert_equal_pools,
+    assert_equal_replies,
+    assert_equal_tables,
+)
+from tests.model.digests import root_digest
+from tests.model.malformed import MALFORMED
+from tests.model.sequence import NaiveSequence
+from tests.model.steps import NaiveLog
+from tests.model.strategies import Extension, Opening, Row, extensions, openings, rows
+
+SEED = "0"
+VOCABULARY_SIZE = 8
+SEQUENCES_MAX = 6
+
+
+def columns(parts: list[tuple[int, int, int, tuple[int, ...]]]) -> DecodeEntry:
+    """Makes a decode entry of (handle, scheduled before, known before, tokens) rows."""
+    handles, scheduled, known, tokens = zip(*parts, strict=True)
+    return DecodeEntry(
+        handles=np.array(handles, np.int64),
+        scheduled_count_before=np.array(scheduled, np.int64),
+        known_count_before=np.array(known, np.int64),
+        token_counts=np.array([len(row) for row in tokens], np.int64),
+        token_ids=np.array([token for row in tokens for token in row], np.uint32),
+    )
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Builds steps entry by entry. The model takes each entry at once, so that the next one can be
+    drawn to fit it; the core takes the whole step when it is sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun: Step | None = None
+        self.entries: list[Entry] = []
+        self.sent: dict[int, Step] = {}
+        self.replies: dict[int, StepReply] = {}
+        self.prompts: list[list[int]] = [[1, 0, 1, 1, 0, 0, 1, 0, 1, 0, 0, 0]]
+        self.preempted: list[tuple[list[int], Identity, int]] = []
+        self.opened_count = 0
+
+    @initialize(
+        algorithm=st.sampled_from(sorted(HASHES)),
+        block_size=st.integers(1, 4),
+        block_count=st.integers(3, 24),
+        caching_disabled=st.sampled_from([False] * 11 + [True]),
+        model_version=st.sampled_from(["", "", "w1"]),
+    )
+    def register(
+        self,
+        algorithm: str,
+        block_size: int,
+        block_count: int,
+        caching_disabled: bool,
+        model_version: str,
+    ) -> None:
+        """Makes both pools."""
+        spec = PoolSpec(
+            pool_name="machine",
+            block_count=block_count,
+            block_size=block_size,
+            vocabulary_size=VOCABULARY_SIZE,
+            caching_disabled=caching_disabled,
+            model_version=model_version,
+        )
+        self.algorithm = algorithm
+        self.root = root_digest(algorithm, seed=SEED)
+        self.pool = Pool(spec, epoch=1, hasher=Hasher(algorithm, seed=SEED))
+        self.model = NaiveLog(spec)
+
+    # Building and sending steps.
+
+    def begin(self, *, lag: int, budget: int | None = None) -> None:
+        """Begins a step that leaves `lag` steps unconfirmed, unless one is begun already."""
+        if self.begun is not None:
+            return
+        applied = self.model.applied_step_id
+        lag = min(lag, STEPS_IN_FLIGHT_MAX - 1)
+        executed = max(self.model.settled_step_id, applied - lag)
+        self.begun = Step(StepId(applied + 1), StepId(executed), token_budget=budget)
+        self.model.begin_step(self.begun)
+
+    def add(self, entry: Entry) -> object:
+        """Adds an entry to the begun step."""
+        self.entries.append(entry)
+        return self.model.add_entry(entry)
+
+    def send(self, *, look: bool) -> None:
+        """Sends the begun step to the core and compares."""
+        header = self.begun
+        assert header is not None
+        step = Step(
+            header.step_id,
+            header.executed_step_id,
+            tuple(self.entries),
+            header.failed,
+            header.token_budget,
+        )
+        self.begun, self.entries = None, []
+        expected = self.model.finish_step()
+        reply = self.pool.apply_step(step, now_ms=step.step_id * 10)
+        self.sent[step.step_id], self.replies[step.step_id] = step, reply
+        assert_equal_replies(of_core=reply, of_model=expected)
+        self.compare(look=look)
+
+    def compare(self, *, look: bool) -> None:
+        """Compares both pools; a look at the blocks makes the core compute its digests."""
+        invariants.check(self.pool)
+        assert_equal_tables(self.pool, self.model)
+        if look:
+            assert_equal_pools(self.pool, self.model, algorithm=self.algorithm, root=self.root)
+
+    def pick(self, number: int) -> NaiveSequence:
+        """Picks an open sequence."""
+        sequences = list(self.model.sequences.values())
+        return sequences[number % len(sequences)]
+
+    def next_name(self) -> tuple[Handle, SequenceId]:
+        """Names a sequence; names are sometimes used twice, handles never."""
+        self.opened_count += 1
+        return Handle(self.opened_count), SequenceId(f"s{self.opened_count}")
+
+    # Entries.
+
+    @precondition(lambda self: len(self.model.sequences) < SEQUENCES_MAX)
+    @rule(opening=openings(), lag=st.integers(0, 3), more=st.booleans(), look=st.booleans())
+    def open(self, opening: Opening, lag: int, more: bool, look: bool) -> None:
+        """Opens a sequence, most often behind a prompt that was seen before."""
+        self.begin(lag=lag, budget=opening.token_budget)
+        prompt = self.prompts[opening.prompt % len(self.prompts)]
+        token_ids = [*prompt[: opening.shared_token_count], *opening.token_ids]
+        self.prompts = [*self.prompts[-7:], token_ids]
+        handle, name = self.next_name()
+        if opening.repeats_name and self.model.sequences:
+            name = self.pick(opening.prompt).sequence_id
+        self.add(opening.entry(handle, name, token_ids))
+        if not more:
+            self.send(look=look)
+
+    @precondition(lambda self: self.preempted and len(self.model.sequences) < SEQUENCES_MAX)
+    @rule(opening=openings(), lag=st.integers(0, 3), more=st.booleans(), look=st.booleans())
+    def open_again(self, opening: Opening, lag: int, more: bool, look: bool) -> None:
+        """Opens a preempted sequence again with all its tokens."""
+        self.begin(lag=lag, budget=opening.token_budget)
+        token_ids, identity, preemption_count = self.preempted.pop()
+        handle, name = self.next_name()
+        entry = opening.entry_again(
+            handle, name, token_ids, identity=identity, preemption_count=preemption_count
+        )
+        if not isinstance(self.add(entry), OpenOutcome):
+            self.preempted.append((token_ids, identity, preemption_count))
+        if not more:
+            self.send(look=look)
+
+    @precondition(lambda self: self.model.sequences)
+    @rule(extension=extensions(), lag=st.integers(0, 3), more=st.booleans(), look=st.booleans())
+    def extend(self, extension: Extension, lag: int, more: bool, look: bool) -> None:
+        """Adds tokens, a chunk, drafts, lookahead slots; takes drafts back."""
+        self.begin(lag=lag, budget=extension.token_budget)
+        self.add(extension.entry(self.pick(extension.sequence)))
+        if not more:
+            self.send(look=look)
+
+    @precondition(lambda self: self.model.sequences)
+    @rule(drawn=rows(), lag=st.integers(0, 3), more=st.booleans(), look=st.booleans())
+    def decode(self, drawn: list[Row], lag: int, more: bool, look: bool) -> None:
+        """Decodes some or all sequences; a row may name a wrong place or no sequence."""
+        self.begin(lag=lag)
+        parts: dict[int, tuple[int, int, int, tuple[int, ...]]] = {}
+        for row in drawn:
+            sequence = self.pick(row.sequence)
+            handle = int(sequence.handle) + (1_000 if row.names_nobody else 0)
+            place = sequence.scheduled + row.misplaced_by
+            parts[handle] = (handle, max(place, 0), sequence.known, row.token_ids)
+        self.add(columns(list(parts.values())))
+        if not more:
+            self.send(look=look)
+
+    @precondition(lambda self: self.model.sequences)
+    @rule(
+        number=st.integers(0, 7),
+        reason=st.sampled_from(CloseReason),
+        lag=st.integers(0, 3),
+        more=st.booleans(),
+        look=st.booleans(),
+    )
+    def close(self, number: int, reason: CloseReason, lag: int, more: bool, look: bool) -> None:
+        """Closes a sequence; a preempted one may be opened again."""
+        self.begin(lag=lag)
+        sequence = self.pick(number)
+        if reason is CloseReason.PREEMPTED:
+            self.preempted.append(
+                (list(sequence.token_ids), sequence.identity, sequence.preemption_count + 1)
+            )
+        self.add(CloseEntry(sequence.handle, reason))
+        if not more:
+            self.send(look=look)
+
+    # The log.
+
+    @rule(lag=st.integers(0, 3), look=st.booleans())
+    def confirm(self, lag: int, look: bool) -> None:
+        """Sends what is begun, or an empty step."""
+        self.begin(lag=lag)
+        self.send(look=look)
+
+    @precondition(
+        lambda self: self.begun is None and self.model.applied_step_id > self.model.settled_step_id
+    )
+    @rule(executed=st.integers(0, 3), more=st.booleans(), look=st.booleans())
+    def fail(self, executed: int, more: bool, look: bool) -> None:
+        """Reports that the last steps were not executed."""
+        applied, settled = self.model.applied_step_id, self.model.settled_step_id
+        executed = min(settled + executed, applied - 1)
+        self.begun = Step(
+            StepId(applied + 1),
+            StepId(executed),
+            failed=FailedSteps(StepId(executed + 1), StepId(applied)),
+        )
+        self.model.begin_step(self.begun)
+        if not more:
+            self.send(look=look)
+
+    @precondition(lambda self: self.begun is None and self.model.replies)
+    @rule(number=st.integers(0, 3))
+    def repeat(self, number: int) -> None:
+        """Sends a known step again: it gets its reply again and changes nothing."""
+        known = sorted(self.model.replies)
+        step_id = known[number % len(known)]
+        reply = self.pool.apply_step(self.sent[step_id], now_ms=0)
+        assert reply is self.replies[step_id]
+        self.compare(look=False)
+
+    @precondition(lambda self: self.begun is None)
+    @rule(name=st.sampled_from(sorted(MALFORMED)), look=st.booleans())
+    def malform(self, name: str, look: bool) -> None:
+        """Sends a step that is refused as a whole: nothing changes."""
+        step = MALFORMED[name](self.model)
+        with pytest.raises(CacheError) as refused:
+            self.pool.apply_step(step, now_ms=0)
+        assert refused.value.reason == name.split(maxsplit=1)[0]
+        self.compare(look=look)
+
+    # Calls beside the log.
+
+    @precondition(lambda self: self.begun is None)
+    @rule(opening=openings())
+    def match(self, opening: Opening) -> None:
+        """Matching agrees, and changes nothing (S8)."""
+        prompt = self.prompts[opening.prompt % len(self.prompts)]
+        token_ids = [*prompt[: opening.shared_token_count], *opening.token_ids]
+        found = self.pool.match_prefix(np.array(token_ids, np.uint32), opening.identity)
+        assert found == self.model.match_prefix(token_ids, opening.identity)
+        self.compare(look=False)
+
+    @precondition(lambda self: self.begun is None)
+    @rule(look=st.booleans())
+    def flush(self, look: bool) -> None:
+        """A flush drops the same blocks or is refused with the same count (S21)."""
+        try:
+            expected: object = self.model.flush()
+        except BlocksInUse as refused:
+            expected = refused.numbers["held_block_count"]
+        try:
+            dropped: object = self.pool.flush()
+        except BlocksInUse as refused:
+            dropped = refused.numbers["held_block_count"]
+        assert dropped == expected
+        self.compare(look=look)
+
+    @precondition(lambda self: self.begun is None)
+    @rule(model_version=st.sampled_from(["", "w1", "w2"]), look=st.booleans())
+    def bump(self, model_version: str, look: bool) -> None:
+        """Another version of the weights comes into force (S4)."""
+        dropped = self.pool.set_model_version(model_version)
+        assert dropped == self.model.set_model_version(model_version)
+        self.compare(look=look)
+
+    @precondition(lambda self: self.begun is None)
+    @rule(block_count_max=st.integers(1, 5))
+    def hash_slice(self, block_count_max: int) -> None:
+        """Digests are computed in slices, and none is left when a slice says so."""
+        while self.pool.hash_slice(block_count_max):
+            pass
+        assert not self.pool.hash_slice(block_count_max)
+        self.compare(look=False)
+
+    def teardown(self) -> None:
+        """Closes everything: nothing is held, and a flush succeeds."""
+        if not hasattr(self, "pool"):
+            return
+        self.begin(lag=0)
+        for handle in list(self.model.sequences):
+            self.add(CloseEntry(handle, CloseReason.FINISHED))
+        self.send(look=True)
+        self.begin(lag=0)
+        self.send(look=True)
+        assert self.pool.flush() == self.model.flush()
+        self.compare(look=True)
+
+
+TestPoolMachine = PoolMachine.TestCase

@@ -1,0 +1,173 @@
+"""What hypothesis draws for the entries of a step: few tokens, short prompts, many collisions."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from prefixd.controller.core.messages import (
+    ExtendEntry,
+    Handle,
+    Identity,
+    LoraAdapter,
+    MultimodalItem,
+    OpenEntry,
+    SequenceId,
+)
+from tests.model.sequence import NaiveSequence
+
+IDENTITIES = (
+    Identity(cache_salt="tenant-a"),
+    Identity(cache_salt="tenant-b"),
+    Identity(lora=LoraAdapter("poet", "/adapters/poet")),
+    Identity(lora=LoraAdapter("poet", "/adapters/poet", "v2"), cache_salt="tenant-a"),
+    Identity(multimodal_items=(MultimodalItem("cat", 1, 3),)),
+    Identity(multimodal_items=(MultimodalItem("cat", 1, 3), MultimodalItem("dog", 5, 2))),
+    Identity(multimodal_items=(MultimodalItem("dog", 2, 4),)),
+    Identity(prompt_embeds_digests=(bytes(range(32)),)),
+    Identity(has_unknown_fields=True),
+)
+"""Identities beside the plain one."""
+
+TOKEN_IDS = st.sampled_from((0, 0, 1, 1, 2))
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """An open entry but for its names and the prompt that it shares."""
+
+    prompt: int
+    shared_token_count: int
+    token_ids: tuple[int, ...]
+    identity: Identity
+    schedule_token_count_max: int | None
+    lookahead_slot_count: int
+    must_fit_token_count: int
+    await_token_count_min: int
+    token_budget: int | None
+    skip_cache_read: bool
+    repeats_name: bool
+
+    def entry(self, handle: Handle, name: SequenceId, token_ids: list[int]) -> OpenEntry:
+        """Returns the entry that opens a new sequence."""
+        return OpenEntry(
+            handle=handle,
+            sequence_id=name,
+            token_ids=np.array(token_ids, np.uint32),
+            identity=self.identity,
+            schedule_token_count_max=self.schedule_token_count_max,
+            lookahead_slot_count=self.lookahead_slot_count,
+            must_fit_token_count=self.must_fit_token_count,
+            skip_cache_read=self.skip_cache_read,
+            await_token_count_min=self.await_token_count_min,
+        )
+
+    def entry_again(
+        self,
+        handle: Handle,
+        name: SequenceId,
+        token_ids: list[int],
+        *,
+        identity: Identity,
+        preemption_count: int,
+    ) -> OpenEntry:
+        """Returns the entry that opens a preempted sequence again."""
+        return OpenEntry(
+            handle=handle,
+            sequence_id=name,
+            token_ids=np.array(token_ids, np.uint32),
+            identity=identity,
+            schedule_token_count_max=self.schedule_token_count_max,
+            must_fit_token_count=len(token_ids) if self.must_fit_token_count else 0,
+            preemption_count=preemption_count,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """An extend entry but for the sequence's positions."""
+
+    sequence: int
+    token_ids: tuple[int, ...]
+    schedule_token_count_max: int | None
+    lookahead_slot_count: int
+    draft_token_count: int
+    rolled_back_token_count: int | None
+    token_budget: int | None
+    misplaced: bool
+
+    def entry(self, sequence: NaiveSequence) -> ExtendEntry:
+        """Returns the entry for a sequence as it stands."""
+        rollback = None
+        if self.rolled_back_token_count is not None and sequence.scheduled >= sequence.known:
+            rollback = max(sequence.known, sequence.scheduled - self.rolled_back_token_count)
+        return ExtendEntry(
+            handle=sequence.handle,
+            known_count_before=sequence.known,
+            scheduled_count_before=sequence.scheduled + self.misplaced,
+            token_ids=np.array(self.token_ids, np.uint32),
+            schedule_token_count_max=self.schedule_token_count_max,
+            lookahead_slot_count=self.lookahead_slot_count,
+            rollback_to_token_count=rollback,
+            draft_token_count=self.draft_token_count,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A decode row but for its sequence's positions."""
+
+    sequence: int
+    token_ids: tuple[int, ...]
+    misplaced_by: int
+    names_nobody: bool
+
+
+def _tokens(*, least: int, most: int) -> SearchStrategy[tuple[int, ...]]:
+    return st.lists(TOKEN_IDS, min_size=least, max_size=most).map(tuple)
+
+
+def openings() -> SearchStrategy[Opening]:
+    """Draws openings."""
+    return st.builds(
+        Opening,
+        prompt=st.integers(0, 7),
+        shared_token_count=st.integers(0, 14),
+        token_ids=_tokens(least=1, most=7),
+        identity=st.one_of(st.just(Identity()), st.just(Identity()), st.sampled_from(IDENTITIES)),
+        schedule_token_count_max=st.sampled_from((None, None, None, 0, 1, 2, 5)),
+        lookahead_slot_count=st.sampled_from((0, 0, 0, 1, 3)),
+        must_fit_token_count=st.sampled_from((0, 0, 0, 8, 20)),
+        await_token_count_min=st.sampled_from((0, 0, 0, 1, 4)),
+        token_budget=st.sampled_from((None, None, None, 0, 2, 6)),
+        skip_cache_read=st.sampled_from((False, False, False, False, True)),
+        repeats_name=st.sampled_from((False,) * 9 + (True,)),
+    )
+
+
+def extensions() -> SearchStrategy[Extension]:
+    """Draws extensions."""
+    return st.builds(
+        Extension,
+        sequence=st.integers(0, 7),
+        token_ids=_tokens(least=0, most=4),
+        schedule_token_count_max=st.sampled_from((None, None, None, 0, 1, 3)),
+        lookahead_slot_count=st.sampled_from((0, 0, 0, 2)),
+        draft_token_count=st.sampled_from((0, 0, 0, 1, 3)),
+        rolled_back_token_count=st.sampled_from((None, None, 0, 1, 2, 5)),
+        token_budget=st.sampled_from((None, None, None, 0, 2)),
+        misplaced=st.sampled_from((False,) * 9 + (True,)),
+    )
+
+
+def rows() -> SearchStrategy[list[Row]]:
+    """Draws the rows of a decode entry."""
+    row = st.builds(
+        Row,
+        sequence=st.integers(0, 7),
+        token_ids=st.one_of(_tokens(least=1, most=1), _tokens(least=0, most=3)),
+        misplaced_by=st.sampled_from((0,) * 11 + (-1,)),
+        names_nobody=st.sampled_from((False,) * 11 + (True,)),
+    )
+    return st.lists(row, min_size=1, max_size=6)
