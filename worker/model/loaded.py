@@ -26,7 +26,8 @@ class LoadedModel:
         vocabulary_size: token ids are below it.
         context_token_count_max: positions are below it.
         end_token_ids: tokens that end an answer.
-        tokenizer: the transformers tokenizer with its chat template; None for random weights.
+        tokenizer: the transformers tokenizer with its chat template; None where there is none, and
+            the model serves token ids only.
     """
 
     name: str

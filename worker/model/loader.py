@@ -17,6 +17,8 @@ from prefixd.worker.model.loaded import LoadedModel
 from prefixd.worker.model.numeric_probe import check_numbers
 from prefixd.worker.model.probe import probe_layers
 
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
+
 _AUTO_MODEL: Any = AutoModelForCausalLM  # its own annotations leave out what is used here
 
 
@@ -43,13 +45,13 @@ def load_folder(
                 local_files_only=True,
                 output_loading_info=True,
             )
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, SafetensorError, ValueError) as error:
         raise ModelUnavailable(model_name=name, reason=str(error)) from error
     if report["missing_keys"]:
         # transformers would go on with random weights in their place.
         missing = ", ".join(sorted(report["missing_keys"])[:3])
         raise ModelUnavailable(model_name=name, reason=f"{folder} lacks weights: {missing}")
+    tokenizer = _load_tokenizer(folder, model_name=name)
     return _guarded(network.to(device), tokenizer, name=name, backend=backend)
 
 
@@ -73,6 +75,16 @@ def load_random(
         torch.manual_seed(seed)
         network = _AUTO_MODEL.from_config(config, dtype=dtype, attn_implementation=ATTENTION_NAME)
     return _guarded(network.to(device), None, name=name, backend=backend)
+
+
+def _load_tokenizer(folder: Path, *, model_name: str) -> Any | None:
+    """The folder's tokenizer; None where it has none, and serves token ids only."""
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ModelUnavailable(model_name=model_name, reason=str(error)) from error
 
 
 @contextmanager

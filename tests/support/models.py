@@ -1,0 +1,187 @@
+"""Small random models of several families, and a stand-in for the engine's block bookkeeping."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    GptOssConfig,
+    LlamaConfig,
+    PreTrainedConfig,
+    Qwen3Config,
+)
+
+from prefixd.worker.attention.registry import create_backend
+from prefixd.worker.model.forward import BlockCopy, Chunk, flatten
+from prefixd.worker.model.kv_cache import PagedKv
+from prefixd.worker.model.loaded import LoadedModel
+from prefixd.worker.model.loader import load_random
+from prefixd.worker.model.runner import ModelRunner
+
+CPU = torch.device("cpu")
+
+# Wide initial weights make attention far from uniform, so that a wrong mask shows.
+_SHAPE: dict[str, Any] = {
+    "vocab_size": 160,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.2,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+
+def llama_config(**changes: Any) -> PreTrainedConfig:
+    """Grouped query attention."""
+    return LlamaConfig(**{**_SHAPE, **changes})
+
+
+def qwen3_config() -> PreTrainedConfig:
+    """Normalised queries and keys; heads wider than hidden size / heads."""
+    return Qwen3Config(**_SHAPE, head_dim=32)
+
+
+def gpt2_config() -> PreTrainedConfig:
+    """Learned positions, a key and value head per query head, biases."""
+    return GPT2Config(
+        vocab_size=160,
+        n_positions=256,
+        n_embd=64,
+        n_layer=3,
+        n_head=4,
+        initializer_range=0.2,
+        bos_token_id=1,
+        eos_token_id=2,
+        attn_pdrop=0.0,
+        embd_pdrop=0.0,
+        resid_pdrop=0.0,
+    )
+
+
+def gemma2_config() -> PreTrainedConfig:
+    """Every other layer sees a window; scores are soft-capped."""
+    return Gemma2Config(**_SHAPE, head_dim=16, sliding_window=20, attn_logit_softcapping=5.0)
+
+
+def gemma3_config() -> PreTrainedConfig:
+    """Windows with a rotary table of their own."""
+    return Gemma3TextConfig(
+        **_SHAPE,
+        head_dim=16,
+        sliding_window=20,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    )
+
+
+def gpt_oss_config() -> PreTrainedConfig:
+    """Sinks, windows, a mixture of experts."""
+    return GptOssConfig(
+        **_SHAPE,
+        head_dim=16,
+        sliding_window=20,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+    )
+
+
+CONFIGS = {
+    "llama": llama_config,
+    "qwen3": qwen3_config,
+    "gpt2": gpt2_config,
+    "gemma2": gemma2_config,
+    "gemma3": gemma3_config,
+    "gpt_oss": gpt_oss_config,
+}
+
+
+def random_model(config: PreTrainedConfig, *, seed: int = 1) -> LoadedModel:
+    """A tiny model with paged attention, in float32."""
+    return load_random(
+        config,
+        name=config.model_type,
+        seed=seed,
+        backend=create_backend("torch"),
+        device=CPU,
+        dtype=torch.float32,
+    )
+
+
+def eager_twin(model: LoadedModel) -> Any:
+    """The same weights in a transformers model of its own, with its own eager attention."""
+    config = model.network.config.__class__.from_dict(model.network.config.to_dict())
+    auto_model: Any = AutoModelForCausalLM
+    twin = auto_model.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    twin.load_state_dict(model.network.state_dict())
+    return twin.eval()
+
+
+def eager_folder(folder: Path) -> Any:
+    """A transformers model from a folder, with its own eager attention."""
+    auto_model: Any = AutoModelForCausalLM
+    return auto_model.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True
+    ).eval()
+
+
+def eager_logits(network: Any, token_ids: Sequence[int]) -> Tensor:
+    """Logits of every position by a plain forward without any cache: (tokens, vocabulary)."""
+    with torch.inference_mode():
+        logits: Tensor = network(input_ids=torch.tensor([token_ids]), use_cache=False).logits[0]
+    return logits
+
+
+def random_tokens(count: int, *, below: int, seed: int) -> list[int]:
+    """The same token ids for the same seed."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens: list[int] = torch.randint(3, below, (count,), generator=generator).tolist()
+    return tokens
+
+
+class PagedHarness:
+    """A runner with a pool, and chunks made from token lists and block tables."""
+
+    def __init__(
+        self, model: LoadedModel, *, backend: str, block_count: int = 64, block_size: int = 16
+    ) -> None:
+        self.model = model
+        self.kv = PagedKv(
+            model.geometry,
+            block_count=block_count,
+            block_size=block_size,
+            dtype=model.dtype,
+            device=model.device,
+        )
+        self.runner = ModelRunner(model, self.kv, create_backend(backend))
+
+    def chunk(
+        self, token_ids: Sequence[int], block_ids: Sequence[int], start: int, end: int
+    ) -> Chunk:
+        """Tokens [start, end) of a sequence, all wanting logits."""
+        size = self.kv.block_size
+        slots = [
+            block_ids[position // size] * size + position % size for position in range(start, end)
+        ]
+        return Chunk(token_ids[start:end], start, block_ids, slots, end - start)
+
+    def run(self, *chunks: Chunk, copies: Sequence[BlockCopy] = ()) -> list[Tensor]:
+        """Runs one pass; the logits of each chunk."""
+        logits = self.runner.run(flatten(chunks, copies))
+        return list(logits.split([chunk.logit_token_count for chunk in chunks]))
+
+    def whole(self, token_ids: Sequence[int], block_ids: Sequence[int]) -> Tensor:
+        """Logits of a whole sequence in one pass."""
+        return self.run(self.chunk(token_ids, block_ids, 0, len(token_ids)))[0]

@@ -1,0 +1,47 @@
+"""The small real model, loaded once per session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers.utils import logging as transformers_logging
+
+from prefixd.worker.attention.registry import create_backend
+from prefixd.worker.model.fetch import DEFAULT_MODEL_NAME, model_folder
+from prefixd.worker.model.loaded import LoadedModel
+from prefixd.worker.model.loader import load_folder
+from tests.support.models import CPU, eager_folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_torch_thread() -> None:
+    """Two threads on two shared cores are slower than one, and bitwise tests count on one."""
+    torch.set_num_threads(1)
+    transformers_logging.disable_progress_bar()
+
+
+@pytest.fixture(scope="session")
+def smollm2_folder() -> Path:
+    """Folder of SmolLM2-135M-Instruct; fetched on the first run ever."""
+    return model_folder(DEFAULT_MODEL_NAME, report=print)
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_folder: Path) -> LoadedModel:
+    """SmolLM2-135M-Instruct with paged attention, float32; any backend may run it."""
+    return load_folder(
+        smollm2_folder,
+        name=DEFAULT_MODEL_NAME,
+        backend=create_backend("strict"),
+        device=CPU,
+        dtype=torch.float32,
+    )
+
+
+@pytest.fixture(scope="session")
+def smollm2_eager(smollm2_folder: Path) -> Any:
+    """The same model as transformers alone runs it, with eager attention."""
+    return eager_folder(smollm2_folder)
