@@ -58,4 +58,4 @@ def find_grpcurl() -> str | None:
 def block_ids_of(printed: str) -> tuple[int, ...]:
     """The first block table in grpcurl's answer."""
     tables = json.loads(printed)["tables"]
-    return tuple(int(block_id) for block_id in tables[0]["blockIds"])
+    return tuple(int(block_id) for block_id in tables[0]["block_ids"])
