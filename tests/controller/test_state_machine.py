@@ -104,7 +104,7 @@ class PoolMachine(RuleBasedStateMachine):
             return
         applied = self.model.applied_step_id
         lag = min(lag, STEPS_IN_FLIGHT_MAX - 1)
-        executed = max(self.model.settled_step_id, applied - lag)
+        executed = max(self.model.executed_step_id, applied - lag)
         self.begun = Step(StepId(applied + 1), StepId(executed), token_budget=budget)
         self.model.begin_step(self.begun)
 

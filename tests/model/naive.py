@@ -32,9 +32,10 @@ class Refused(Exception):
 class NaivePool:
     """Blocks, index, free order and open sequences.
 
-    `index` maps a place to the one block that stands for it; `step_of_block` says which step
-    writes a complete block, and the block is published once that step has been executed;
-    `working_step_ids` are the steps that scheduled something.
+    `index` maps a place to the one block that stands for it. `step_of_block` says which step writes
+    a complete block: one of the index or a copy; a block of the index is published once that step
+    has been executed. `copy_blocks` are the copies, oldest first. `working_step_ids` are the steps
+    that scheduled something.
 
     Two blocks with one place are twins (S15). The index never moves from a written block to one
     that is not, nor from a pending one to a later one: the later step may fail, and would
@@ -49,6 +50,7 @@ class NaivePool:
         self.sequences: dict[Handle, NaiveSequence] = {}
         self.index: dict[Place, BlockId] = {}
         self.step_of_block: dict[BlockId, int] = {}
+        self.copy_blocks: list[BlockId] = []
         self.applied_step_id = 0
         self.executed_step_id = 0
         self.settled_step_id = 0
@@ -195,7 +197,7 @@ class NaivePool:
         copies = self.copies_of(place)
         if copies:
             del self.step_of_block[self.index[place]]
-            self.index[place] = self.first_scheduled(copies)
+            self._index_copy(place, self.oldest(copies))
         else:
             self.drop(place)
 
@@ -223,15 +225,24 @@ class NaivePool:
 
     def _enter(self, place: Place, own: BlockId) -> None:
         other = self.index.setdefault(place, own)
-        if other == own or not self.is_written(own):
+        if other == own:
+            return
+        if own not in self.copy_blocks:
+            self.copy_blocks.append(own)
+        if not self.is_written(own):
             return
         if other in self.free:
-            self.index[place] = own
+            self._index_copy(place, own)
             self.free.remove(other)
             self.free.insert(0, other)
             del self.step_of_block[other]
         elif not self.is_written(other):
-            self.index[place] = own
+            self._index_copy(place, own)
+            self.copy_blocks.append(other)
+
+    def _index_copy(self, place: Place, copy: BlockId) -> None:
+        self.index[place] = copy
+        self.copy_blocks.remove(copy)
 
     def copies_of(self, place: Place) -> list[BlockId]:
         """Returns the private copies of a place (S15), in the order their sequences opened."""
@@ -256,27 +267,35 @@ class NaivePool:
             place = self.place_of_block(block)
             written = self.written_copies_of(place) if place is not None else []
             if place is not None and written:
-                self.index[place] = self.first_scheduled(written)
+                self._index_copy(place, self.oldest(written))
             if place is not None and not written:
                 self.free.append(block)
             else:
                 uncached.append(block)
                 self.step_of_block.pop(block, None)
+                if block in self.copy_blocks:
+                    self.copy_blocks.remove(block)
         self.free[:0] = uncached
 
     def written_copies_of(self, place: Place) -> list[BlockId]:
         """Returns the private copies of a place whose KV is written."""
         return [copy for copy in self.copies_of(place) if self.is_written(copy)]
 
-    def first_scheduled(self, copies: list[BlockId]) -> BlockId:
-        """Chooses the copy that an earlier step scheduled; of one step, the one opened first."""
-        return min(copies, key=lambda block: self.step_of_block[block])
+    def oldest(self, copies: list[BlockId]) -> BlockId:
+        """Chooses the copy that has been one for longest."""
+        return min(copies, key=self.copy_blocks.index)
 
     def settle_twins(self) -> None:
         """Lets copies that have just been written take the places of idle and pending twins."""
-        for sequence in self.sequences.values():
-            for index in range(sequence.completed if sequence.cacheable else 0):
-                self._enter(sequence.place(index), sequence.table[index])
+        for place in {
+            place: None
+            for sequence in self.sequences.values()
+            if sequence.cacheable
+            for place in map(sequence.place, range(sequence.completed))
+        }:
+            written = self.written_copies_of(place)
+            if written:
+                self._enter(place, self.oldest(written))
 
     def cut_tables(self) -> dict[Handle, int]:
         """Takes back what the unexecuted steps scheduled: unwritten blocks leave the index, and
@@ -330,6 +349,7 @@ class NaivePool:
         dropped = sum(block in self.free for block in self.index.values())
         self.index.clear()
         self.step_of_block.clear()
+        self.copy_blocks.clear()
         for sequence in self.sequences.values():
             sequence.cacheable = False
         return dropped
