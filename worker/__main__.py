@@ -45,6 +45,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def main(
+    *,
     controller: Annotated[
         str, typer.Option(help="Address of the controller: HOST:PORT or unix:PATH.")
     ] = CONTROLLER_ADDRESS_DEFAULT,

@@ -1,0 +1,297 @@
+"""Real workers for tests: one in this process, one in a process of its own.
+
+`WorkerThread` runs the event loop of an in-process worker in a thread, so that tests stay
+synchronous. `WorkerProcess` is `python -m prefixd.worker`, to be signalled and killed. `Client`
+calls either over gRPC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_status import rpc_status
+
+from prefixd.v1 import worker_pb2, worker_pb2_grpc
+from prefixd.worker.config import ModelConfig, WorkerConfig
+from prefixd.worker.execution import PassRunner
+from prefixd.worker.logs import json_logger
+from prefixd.worker.model.runner import ModelRunner
+from prefixd.worker.model_setup import load_runner
+from prefixd.worker.server import Server, build
+
+TIMEOUT_S = 60.0
+ANY_PORT = ("127.0.0.1:0",)
+
+
+@dataclass(frozen=True)
+class Generated:
+    """A whole answer."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    texts: tuple[str, ...]
+    started: worker_pb2.GenerateStarted
+    finished: worker_pb2.GenerateFinished
+
+
+@dataclass
+class Client:
+    """Synchronous stubs of a worker on one channel."""
+
+    channel: grpc.Channel
+    worker: Any = field(init=False)
+    health: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.worker = worker_pb2_grpc.WorkerServiceStub(self.channel)
+        self.health = health_pb2_grpc.HealthStub(self.channel)
+
+    def generate(self, request: worker_pb2.GenerateRequest) -> Generated:
+        """Waits for a whole answer."""
+        return collect(self.worker.Generate(request, timeout=TIMEOUT_S))
+
+    def info(self) -> worker_pb2.GetWorkerInfoResponse:
+        """The worker's description."""
+        response: worker_pb2.GetWorkerInfoResponse = self.worker.GetWorkerInfo(
+            worker_pb2.GetWorkerInfoRequest(), timeout=TIMEOUT_S
+        )
+        return response
+
+    def wait_serving(self) -> None:
+        """Waits until health tells that the pool is registered."""
+        watch = self.health.Watch(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
+        for response in watch:
+            if response.status == health_pb2.HealthCheckResponse.SERVING:
+                watch.cancel()
+                return
+        raise AssertionError("health ended")
+
+
+def collect(responses: Any) -> Generated:
+    """Reads an answer to its end."""
+    started: list[worker_pb2.GenerateStarted] = []
+    finished: list[worker_pb2.GenerateFinished] = []
+    texts: list[str] = []
+    token_ids: list[int] = []
+    for response in responses:
+        match response.WhichOneof("part"):
+            case "started":
+                started.append(response.started)
+            case "chunk":
+                texts.append(response.chunk.text)
+                token_ids += response.chunk.token_ids
+            case "finished":
+                finished.append(response.finished)
+    (one_started,), (one_finished,) = started, finished
+    return Generated("".join(texts), tuple(token_ids), tuple(texts), one_started, one_finished)
+
+
+@contextmanager
+def client(address: str) -> Iterator[Client]:
+    """Opens a channel to a worker for the length of the block."""
+    options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+    with grpc.insecure_channel(address, options=options) as channel:
+        yield Client(channel)
+
+
+def error_reason(error: grpc.RpcError) -> str:
+    """The reason of a failed call's only ErrorInfo."""
+    status = rpc_status.from_call(error)
+    assert status is not None, error
+    infos = [d for d in status.details if d.Is(error_details_pb2.ErrorInfo.DESCRIPTOR)]
+    (detail,) = infos
+    info = error_details_pb2.ErrorInfo()
+    detail.Unpack(info)
+    assert info.domain == "prefixd"
+    return str(info.reason)
+
+
+def tokens_request(token_ids: Sequence[int], **fields: Any) -> worker_pb2.GenerateRequest:
+    """A request whose prompt is token ids."""
+    prompt = worker_pb2.Prompt(tokens=worker_pb2.TokenIds(token_ids=token_ids))
+    return worker_pb2.GenerateRequest(prompt=prompt, **fields)
+
+
+def text_request(text: str, **fields: Any) -> worker_pb2.GenerateRequest:
+    """A request whose prompt is plain text."""
+    return worker_pb2.GenerateRequest(prompt=worker_pb2.Prompt(text=text), **fields)
+
+
+class WorkerThread:
+    """An in-process worker on a port of its own."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        runner: ModelRunner,
+        *,
+        wrap_runner: Callable[[PassRunner], PassRunner] = lambda runner: runner,
+    ) -> None:
+        self.log_text = io.StringIO()
+        self.server: Server
+        self._config = replace(config, listen=ANY_PORT)
+        self._runner = runner
+        self._wrap_runner = wrap_runner
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._started = threading.Event()
+        self._failure: Exception | None = None
+
+    @property
+    def address(self) -> str:
+        """The first address."""
+        return self.server.addresses[0]
+
+    @property
+    def log_events(self) -> list[dict[str, Any]]:
+        """Every log line so far."""
+        return [json.loads(line) for line in self.log_text.getvalue().splitlines()]
+
+    def start(self) -> None:
+        """Starts the thread and returns once the address answers."""
+        self._thread.start()
+        assert self._started.wait(TIMEOUT_S)
+        if self._failure is not None:
+            raise self._failure
+
+    def stop(self) -> None:
+        """Stops the worker and its thread."""
+        if self._failure is None:
+            asyncio.run_coroutine_threadsafe(self.server.stop(), self._loop).result(TIMEOUT_S)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(TIMEOUT_S)
+        self._loop.close()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._start())
+        except Exception as error:
+            self._failure = error
+            return
+        finally:
+            self._started.set()
+        self._loop.run_forever()
+
+    async def _start(self) -> None:
+        self.server = build(
+            self._config,
+            self._runner,
+            log=json_logger("debug", stream=self.log_text),
+            attention_backend="strict",
+            wrap_runner=self._wrap_runner,
+        )
+        await self.server.start()
+
+
+def strict_runner(folder: Path, *, block_count: int, block_size: int = 4) -> ModelRunner:
+    """Loads a model on the strict backend, with a pool of its own."""
+    config = ModelConfig(
+        model=str(folder),
+        attention_backend="strict",
+        device="cpu",
+        block_size=block_size,
+        block_count=block_count,
+    )
+    return load_runner(config, report=print)
+
+
+@contextmanager
+def worker_thread(
+    config: WorkerConfig,
+    runner: ModelRunner,
+    *,
+    wrap_runner: Callable[[PassRunner], PassRunner] = lambda runner: runner,
+) -> Iterator[tuple[WorkerThread, Client]]:
+    """Runs an in-process worker for the length of the block; its pool is registered."""
+    worker = WorkerThread(config, runner, wrap_runner=wrap_runner)
+    worker.start()
+    try:
+        with client(worker.address) as calls:
+            calls.wait_serving()
+            yield worker, calls
+    finally:
+        worker.stop()
+
+
+class WorkerProcess:
+    """A worker in a process of its own; `log` collects its standard error."""
+
+    def __init__(self, *options: str, environment: dict[str, str] | None = None) -> None:
+        self.log: list[str] = []
+        self.addresses: tuple[str, ...] = ()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "prefixd.worker", *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | (environment or {}),
+        )
+        self._reader = threading.Thread(target=self._read_log, daemon=True)
+        self._reader.start()
+
+    @property
+    def address(self) -> str:
+        """The first address."""
+        return self.addresses[0]
+
+    def wait_started(self) -> None:
+        """Waits for the line that says every address answers. Raises RuntimeError if it ended."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            status = self.wait_ended()
+            raise RuntimeError(f"worker ended with status {status}: {''.join(self.log)}")
+        self.addresses = tuple(json.loads(line)["addresses"])
+
+    def wait_ended(self, timeout_s: float = TIMEOUT_S) -> int:
+        """Waits for the process to end; returns its exit status."""
+        status = self.process.wait(timeout_s)
+        self._reader.join(timeout_s)
+        return status
+
+    def stop(self) -> int:
+        """Sends SIGTERM and waits; returns the exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.wait_ended()
+
+    def close(self) -> None:
+        """Ends the process, whatever state it is in, and closes its pipes."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.wait_ended()
+        for pipe in (self.process.stdout, self.process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+    def _read_log(self) -> None:
+        assert self.process.stderr is not None
+        self.log.extend(self.process.stderr)
+
+
+@contextmanager
+def worker_process(
+    *options: str, environment: dict[str, str] | None = None
+) -> Iterator[WorkerProcess]:
+    """Runs a worker process on port 0 for the length of the block; see `Client.wait_serving`."""
+    worker = WorkerProcess("--listen", "127.0.0.1:0", *options, environment=environment)
+    try:
+        worker.wait_started()
+        yield worker
+    finally:
+        worker.close()
