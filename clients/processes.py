@@ -36,7 +36,8 @@ class ProcessEnded(PrefixdError):
     """A child process ended by itself; `log_lines` are the last it wrote."""
 
     def __init__(self, name: str, *, exit_code: int, log_lines: Sequence[str]) -> None:
-        super().__init__(f"the {name} ended by itself (exit code {exit_code})")
+        how = f"exit code {exit_code}" if exit_code >= 0 else f"killed by {_signal(-exit_code)}"
+        super().__init__(f"the {name} ended by itself ({how})")
         self.name = name
         self.exit_code = exit_code
         self.log_lines = tuple(log_lines)
@@ -230,6 +231,11 @@ def _signals_ignored() -> Iterator[None]:
     finally:
         for number, handler in zip(stops, handlers, strict=True):
             signal.signal(number, handler)
+
+
+def _signal(number: int) -> str:
+    """The name of a signal."""
+    return signal.Signals(number).name
 
 
 def _event(line: str) -> dict[str, Any]:
