@@ -106,7 +106,9 @@ class ControllerThread:
             raise self._failure
 
     def stop(self) -> None:
-        """Stops the server and its thread."""
+        """Stops the server and its thread; one that is stopped stays so."""
+        if self._loop.is_closed():
+            return
         if self._failure is None:
             asyncio.run_coroutine_threadsafe(self.server.stop(), self._loop).result(START_TIMEOUT_S)
             self._loop.call_soon_threadsafe(self._loop.stop)

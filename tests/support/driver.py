@@ -136,11 +136,11 @@ class Driver:
 
     def request(self, *entries: cache_pb2.StepEntry, **fields: Any) -> cache_pb2.StepRequest:
         """Makes the next step."""
-        step = {
+        step = self.key | {
             "step_id": self.applied_step_id + 1,
             "executed_step_id": self.applied_step_id,
-        } | fields
-        return cache_pb2.StepRequest(entries=entries, **self.key, **step)
+        }
+        return cache_pb2.StepRequest(entries=entries, **(step | fields))
 
     def step(self, *entries: cache_pb2.StepEntry, **fields: Any) -> cache_pb2.StepResponse:
         """Makes the next step, sends it as a unary call, and counts it once it is applied."""

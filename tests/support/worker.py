@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -26,13 +27,14 @@ from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
-from prefixd.v1 import worker_pb2, worker_pb2_grpc
+from prefixd.v1 import inspect_pb2, worker_pb2, worker_pb2_grpc
 from prefixd.worker.config import ModelConfig, WorkerConfig
 from prefixd.worker.execution import PassRunner
 from prefixd.worker.logs import json_logger
 from prefixd.worker.model.runner import ModelRunner
 from prefixd.worker.model_setup import load_runner
 from prefixd.worker.server import Server, build
+from tests.support.controller import Stubs
 
 TIMEOUT_S = 60.0
 ANY_PORT = ("127.0.0.1:0",)
@@ -130,6 +132,19 @@ def tokens_request(token_ids: Sequence[int], **fields: Any) -> worker_pb2.Genera
 def text_request(text: str, **fields: Any) -> worker_pb2.GenerateRequest:
     """A request whose prompt is plain text."""
     return worker_pb2.GenerateRequest(prompt=worker_pb2.Prompt(text=text), **fields)
+
+
+def wait_idle(control: Stubs, pool_name: str) -> inspect_pb2.Pool:
+    """Waits until no sequence of the pool is open: closes travel behind an answer's last part."""
+    deadline = time.monotonic() + TIMEOUT_S
+    pause = threading.Event()
+    while time.monotonic() < deadline:
+        request = inspect_pb2.GetPoolRequest(pool_name=pool_name)
+        pool: inspect_pb2.Pool = control.inspect.GetPool(request).pool
+        if pool.sequence_count == 0 and pool.executed_step_id >= pool.applied_step_id - 1:
+            return pool
+        pause.wait(0.01)
+    raise AssertionError(f"pool {pool_name} is still in use")
 
 
 class WorkerThread:
