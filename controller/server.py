@@ -5,6 +5,7 @@ import gc
 import os
 import secrets
 import signal
+import ssl
 import time
 from collections.abc import Callable, Sequence
 from importlib import metadata
@@ -117,7 +118,7 @@ class Server:
         self._ticking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Binds every address and serves. Raises AddressUnavailable or OSError, with none bound."""
+        """Binds every address, or none, and serves. Raises ConfigInvalid or AddressUnavailable."""
         credentials = _credentials(self._config.tls)
         try:
             self.addresses = tuple(self._bind(one, credentials) for one in self._config.listen)
@@ -279,8 +280,16 @@ def _now() -> Timestamp:
 def _credentials(tls: TlsConfig | None) -> grpc.ServerCredentials | None:
     if tls is None:
         return None
-    return grpc.ssl_server_credentials(
-        [(tls.private_key.read_bytes(), tls.certificate.read_bytes())],
-        root_certificates=tls.client_ca.read_bytes() if tls.client_ca else None,
-        require_client_auth=tls.client_ca is not None,
-    )
+    try:
+        # gRPC says nothing about bad files; Python's own TLS does.
+        checked = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        checked.load_cert_chain(tls.certificate, tls.private_key)
+        if tls.client_ca is not None:
+            checked.load_verify_locations(tls.client_ca)
+        return grpc.ssl_server_credentials(
+            [(tls.private_key.read_bytes(), tls.certificate.read_bytes())],
+            root_certificates=tls.client_ca.read_bytes() if tls.client_ca else None,
+            require_client_auth=tls.client_ca is not None,
+        )
+    except OSError as error:
+        raise ConfigInvalid(f"the TLS files cannot be used: {error}") from error

@@ -135,6 +135,8 @@ def test_controller_runs_without_torch():
         (("--hash", "md5"), "md5"),
         (("--log-level", "loud"), "debug, info, warning, error"),
         (("--tls-key", "key.pem"), "--tls-certificate"),
+        (("--tls-key", "/no.pem", "--tls-certificate", "/no.pem"), "TLS files cannot be used"),
+        (("--tls-key", __file__, "--tls-certificate", __file__), "TLS files cannot be used"),
         (("--listen", "unix:/" + "x" * 120), "longer than 107 bytes"),
     ],
 )
