@@ -12,7 +12,6 @@ from prefixd.controller.core.limits import STEPS_IN_FLIGHT_MAX
 from prefixd.controller.core.messages import (
     CloseEntry,
     CloseReason,
-    DecodeEntry,
     Entry,
     FailedSteps,
     Handle,
@@ -25,6 +24,7 @@ from prefixd.controller.core.messages import (
     StepReply,
 )
 from prefixd.controller.core.pool import Pool
+from tests.model.columns import columns
 from tests.model.compare import (
     assert_equal_pools,
     assert_equal_replies,
@@ -39,18 +39,6 @@ from tests.model.strategies import Extension, Opening, Row, extensions, openings
 SEED = "0"
 VOCABULARY_SIZE = 8
 SEQUENCES_MAX = 6
-
-
-def columns(parts: list[tuple[int, int, int, tuple[int, ...]]]) -> DecodeEntry:
-    """Makes a decode entry of (handle, scheduled before, known before, tokens) rows."""
-    handles, scheduled, known, tokens = zip(*parts, strict=True)
-    return DecodeEntry(
-        handles=np.array(handles, np.int64),
-        scheduled_count_before=np.array(scheduled, np.int64),
-        known_count_before=np.array(known, np.int64),
-        token_counts=np.array([len(row) for row in tokens], np.int64),
-        token_ids=np.array([token for row in tokens for token in row], np.uint32),
-    )
 
 
 class PoolMachine(RuleBasedStateMachine):
