@@ -106,9 +106,7 @@ class Hasher:
         self.algorithm = HASHES[algorithm_name]
         self.root = BlockHash(self.algorithm.digest(self.algorithm.serialise(seed)))
 
-    def preimage(
-        self, parent: BlockHash, token_ids: Sequence[int], extra_keys: ExtraKeys
-    ) -> bytes:
+    def preimage(self, parent: BlockHash, token_ids: Sequence[int], extra_keys: ExtraKeys) -> bytes:
         """Return the bytes that the digest of one block is taken of."""
         return self.algorithm.serialise((parent, tuple(token_ids), extra_keys or None))
 
@@ -117,6 +115,24 @@ class Hasher:
     ) -> BlockHash:
         """Return the digest of one block; `parent` is the root for a sequence's first block."""
         return BlockHash(self.algorithm.digest(self.preimage(parent, token_ids, extra_keys)))
+
+    def chain(
+        self, parent: BlockHash, packed_tokens: bytes, extra_keys: Sequence[ExtraKeys]
+    ) -> bytes:
+        """Return the packed digests of consecutive blocks behind `parent`.
+
+        `packed_tokens` has four little-endian bytes per token; there is one item of `extra_keys`
+        per block.
+        """
+        block_count = len(extra_keys)
+        token_ids = memoryview(packed_tokens).cast("I").tolist()
+        block_size = len(token_ids) // block_count
+        digests = []
+        for index, keys in enumerate(extra_keys):
+            begin = index * block_size
+            parent = self.block_hash(parent, token_ids[begin : begin + block_size], keys)
+            digests.append(parent)
+        return b"".join(digests)
 
 
 def group_key(block_hash: BlockHash, *, group_index: int) -> bytes:

@@ -297,13 +297,7 @@ class AwaitPrefix:
 
 
 Outcome = (
-    OpenOutcome
-    | ExtendOutcome
-    | ForkOutcome
-    | CloseOutcome
-    | DecodeOutcome
-    | Refusal
-    | AwaitPrefix
+    OpenOutcome | ExtendOutcome | ForkOutcome | CloseOutcome | DecodeOutcome | Refusal | AwaitPrefix
 )
 
 

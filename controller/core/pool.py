@@ -1,49 +1,81 @@
 """One pool: its block index, free order, sequences and step log."""
 
+from __future__ import annotations
+
+from array import array
+
+from prefixd.controller.core import validate_step
+from prefixd.controller.core.decoding import decode
+from prefixd.controller.core.digests import DigestWork
+from prefixd.controller.core.errors import BlocksInUse, CacheError
+from prefixd.controller.core.extension import extend_sequence
+from prefixd.controller.core.failure import cut_unwritten
 from prefixd.controller.core.hashing import Hasher
+from prefixd.controller.core.identity import sequence_keys
 from prefixd.controller.core.messages import (
+    CloseEntry,
+    CutSequence,
+    DecodeEntry,
+    Entry,
+    ExtendEntry,
     Identity,
+    OpenEntry,
+    Outcome,
     PoolSpec,
     PrefixMatch,
+    Refusal,
     Step,
     StepId,
     StepReply,
     TokenArray,
 )
-
+from prefixd.controller.core.node import Lane
+from prefixd.controller.core.opening import close_sequence, open_sequence
+from prefixd.controller.core.sequences import pack_tokens
+from prefixd.controller.core.state import StepContext, build_state
 
 class Pool:
     """The paged KV memory of one worker, planned step by step.
 
-    Every method is atomic: it raises a CacheError and has changed nothing, or it is done.
+    Every method is atomic: it raises a CacheError and has changed nothing, or it is done. `state`
+    is for reading by the core's own inspection and invariants.
     """
 
     def __init__(self, spec: PoolSpec, *, epoch: int, hasher: Hasher) -> None:
         self.spec = spec
         self.epoch = epoch
-        self.hasher = hasher
-        self.model_version = spec.model_version
-        self.draining = False
+        self.state = build_state(spec, hasher)
+        self.digests = DigestWork(self.state.index, hasher)
+
+    @property
+    def model_version(self) -> str:
+        """Version of the model's weights in force."""
+        return self.state.model_version
+
+    @property
+    def draining(self) -> bool:
+        """Whether new sequences are refused."""
+        return self.state.draining
 
     @property
     def sequence_count(self) -> int:
         """Open sequences."""
-        raise NotImplementedError
+        return len(self.state.sequences)
 
     @property
     def revision(self) -> int:
         """Position in the event log: it grows with every change of the published set."""
-        raise NotImplementedError
+        return self.state.index.revision
 
     @property
     def applied_step_id(self) -> StepId:
         """Last step applied; 0 before the first one."""
-        raise NotImplementedError
+        return self.state.log.applied_id
 
     @property
     def executed_step_id(self) -> StepId:
         """Last step confirmed as executed."""
-        raise NotImplementedError
+        return self.state.log.executed_id
 
     def apply_step(self, step: Step, *, now_ms: int) -> StepReply:
         """Apply the next step, or return the kept reply of a known one (the same object).
@@ -53,7 +85,45 @@ class Pool:
         `entries[2].open.token_ids[17]`. A refused step changes nothing, not even the executed id.
         What depends on state is a Refusal or a DeferredRow in the reply.
         """
-        raise NotImplementedError
+        log = self.state.log
+        kept = log.known_reply(step.step_id)
+        if kept is not None:
+            return kept
+        log.check(step)
+        validate_step.step(step, self.spec)
+        self._execute(step.executed_step_id)
+        cut_sequences: tuple[CutSequence, ...] = ()
+        if step.failed is not None:
+            log.fail()
+            cut_sequences = cut_unwritten(self.state)
+        context = StepContext(step.step_id, now_ms, step.token_budget)
+        outcomes = tuple(self._apply_entry(context, entry) for entry in step.entries)
+        self.state.supply.end_step()
+        reply = StepReply(
+            step.step_id, outcomes, cut_sequences, self.state.supply.available_count
+        )
+        log.append(reply, has_work=context.scheduled_count > 0)
+        return reply
+
+    def _execute(self, executed_step_id: StepId) -> None:
+        for step_id in self.state.log.execute(executed_step_id):
+            self.state.twins.settle()
+            self.state.index.publish(step_id)
+
+    def _apply_entry(self, context: StepContext, entry: Entry) -> Outcome:
+        try:
+            match entry:
+                case OpenEntry():
+                    return open_sequence(self.state, context, entry)
+                case ExtendEntry():
+                    return extend_sequence(self.state, context, entry)
+                case CloseEntry():
+                    return close_sequence(self.state, context, entry)
+                case DecodeEntry():
+                    return decode(self.state, context, entry)
+        except CacheError as error:
+            return Refusal(error.reason, error.message, tuple(sorted(error.numbers.items())))
+        raise AssertionError(f"a valid step has no {type(entry).__name__}")
 
     def match_prefix(self, token_ids: TokenArray, identity: Identity) -> PrefixMatch:
         """Tell how many leading tokens of a prompt are cached; changes nothing (S8).
@@ -61,23 +131,80 @@ class Pool:
         Raises PromptEmpty, TokenIdInvalid or FieldInvalid, with fields `token_ids[i]` and
         `identity...`.
         """
-        raise NotImplementedError
+        validate_step.prompt(token_ids, self.spec, "token_ids")
+        validate_step.identity(identity, self.spec, "identity")
+        if self.spec.caching_disabled or identity.has_unknown_fields:
+            return PrefixMatch(0, 0)
+        block_size = self.spec.block_size
+        keys = sequence_keys(identity, model_version=self.model_version, block_size=block_size)
+        match = self.state.index.match(
+            keys, pack_tokens(token_ids), end_block=(len(token_ids) - 1) // block_size
+        )
+        pending_count = match.block_count - match.published_count
+        return PrefixMatch(match.published_count * block_size, pending_count * block_size)
 
     def flush(self) -> int:
         """Empty the index (S21) and return the number of dropped blocks.
 
-        Raises BlocksInUse (held_block_count, unconfirmed_step_count).
+        Only a step that scheduled something counts as unconfirmed: the others leave a worker nothing
+        to do. Raises BlocksInUse (held_block_count, unconfirmed_step_count).
         """
-        raise NotImplementedError
+        state = self.state
+        held_count = state.held_block_count
+        unconfirmed_count = state.log.working_count
+        if held_count or unconfirmed_count:
+            raise BlocksInUse(
+                f"{held_count} blocks are held, {unconfirmed_count} steps are unconfirmed",
+                numbers={
+                    "held_block_count": held_count,
+                    "unconfirmed_step_count": unconfirmed_count,
+                },
+            )
+        if state.order.cached_count == 0:
+            return 0
+        dropped_count = self._drop_idle()
+        state.index.clear()
+        state.index.revision += 1
+        return dropped_count
 
     def set_model_version(self, model_version: str) -> int:
-        """Drop everything computed under another version (S4); return the dropped idle blocks."""
-        raise NotImplementedError
+        """Drop everything computed under another version (S4); return the dropped idle blocks.
+
+        Open sequences keep their blocks, and publish and match nothing more.
+        """
+        state = self.state
+        if model_version == state.model_version:
+            return 0
+        state.model_version = model_version
+        for sequence in state.sequences.values():
+            table = sequence.table()
+            sequence.private_block_ids = array("q", table.tolist())
+            sequence.copies.clear()
+            sequence.leaf = None
+            sequence.indexed_count = 0
+            sequence.uncacheable = True
+        for node in state.index.nodes():
+            if node.lane.holder_count > 1:
+                for block_id in node.lane.block_ids:
+                    state.twins.table_counts[block_id] = node.lane.holder_count
+        dropped_count = self._drop_idle()
+        state.index.revision += state.index.published_count
+        state.index.clear()
+        state.twins.unsettled.clear()
+        return dropped_count
+
+    def _drop_idle(self) -> int:
+        order = self.state.order
+        dropped_count = order.cached_count
+        for segment in order:
+            if isinstance(segment, Lane):
+                order.become_plain(segment)
+        return dropped_count
 
     def drain(self) -> None:
         """Refuse new sequences from now on."""
-        self.draining = True
+        self.state.draining = True
 
     def hash_slice(self, block_count_max: int) -> bool:
         """Compute up to that many missing digests; True while some are left."""
-        raise NotImplementedError
+        return self.digests.hash_slice(block_count_max)

@@ -55,9 +55,7 @@ def pool_spec(spec: PoolSpec) -> None:
             spec.lease_ms, low=limits.LEASE_MS_MIN, high=limits.LEASE_MS_MAX, field="lease"
         )
     model_version(spec.model_version)
-    length_at_most(
-        spec.model_name, length_max=limits.LORA_PATH_LENGTH_MAX, field="model_name"
-    )
+    length_at_most(spec.model_name, length_max=limits.LORA_PATH_LENGTH_MAX, field="model_name")
     if len(spec.groups) != 1 or spec.groups[0].kind is not GroupKind.FULL_ATTENTION:
         raise Unsupported("only one full-attention group is offered", field="groups")
     if spec.groups[0].window_token_count != 0:

@@ -1,0 +1,67 @@
+"""Full blocks enter the index when all their tokens are known and their positions scheduled."""
+
+from __future__ import annotations
+
+from array import array
+
+from prefixd.controller.core.index import WrittenRun
+from prefixd.controller.core.messages import StepId
+from prefixd.controller.core.sequences import Sequence
+from prefixd.controller.core.state import PoolState
+
+
+def complete_blocks(state: PoolState, sequence: Sequence, step_id: StepId) -> None:
+    """Let a sequence's newly full blocks enter the index, or become private copies (S10, S15)."""
+    if sequence.uncacheable:
+        return
+    columns = state.columns
+    row = sequence.row
+    ready_count = min(int(columns.known[row]), int(columns.scheduled[row]))
+    end = ready_count // state.spec.block_size
+    index = state.index
+    while sequence.indexed_count < end:
+        start = sequence.indexed_count
+        if _may_extend_leaf(sequence):
+            runs = _written_runs(state, sequence, end, step_id)
+            index.extend_leaf(sequence, _pop_private(sequence, end - start), runs)
+            return
+        key = sequence.child_key(start, block_bytes=index.block_bytes)
+        node = index.children_of(sequence).children.get(key)
+        if node is None:
+            runs = _written_runs(state, sequence, end, step_id)
+            index.add_node(sequence, _pop_private(sequence, end - start), runs)
+            return
+        state.twins.add_copy(sequence, node, _pop_private(sequence, 1)[0])
+
+
+def _may_extend_leaf(sequence: Sequence) -> bool:
+    leaf = sequence.leaf
+    return (
+        leaf is not None
+        and leaf.lane.holder_count == 1
+        and not leaf.children
+        and not leaf.lane.copies
+        and sequence.indexed_count - 1 not in sequence.copies
+    )
+
+
+def _pop_private(sequence: Sequence, block_count: int) -> array[int]:
+    block_ids = sequence.private_block_ids[:block_count]
+    del sequence.private_block_ids[:block_count]
+    return block_ids
+
+
+def _written_runs(
+    state: PoolState, sequence: Sequence, end: int, step_id: StepId
+) -> list[WrittenRun]:
+    runs: list[WrittenRun] = []
+    at = sequence.indexed_count
+    block_size = state.spec.block_size
+    for writing_step_id, bound in state.log.scheduled_bounds(sequence.row):
+        run_end = min(bound // block_size, end)
+        if run_end > at:
+            runs.append((writing_step_id, run_end))
+            at = run_end
+    if at < end:
+        runs.append((step_id, end))
+    return runs

@@ -1,0 +1,105 @@
+"""Taking back what failed steps scheduled (section 4.1 of the design, and S17)."""
+
+from prefixd.controller.core.messages import CutSequence
+from prefixd.controller.core.node import Lane, Node
+from prefixd.controller.core.sequences import Sequence
+from prefixd.controller.core.state import PoolState
+
+
+def cut_unwritten(state: PoolState) -> tuple[CutSequence, ...]:
+    """Drop every unwritten block from the index and cut every table to its published run.
+
+    Idle unwritten blocks move to the front of the free order in the order they have; then the
+    tables give back their blocks in the order in which their sequences were opened. Returns the
+    sequences whose scheduled count fell.
+    """
+    index = state.index
+    _isolate_pending(state)
+    _free_idle_pending(state)
+    cut_sequences = tuple(
+        cut
+        for sequence in state.sequences.values()
+        if (cut := _cut_table(state, sequence)) is not None
+    )
+    for lane in list(index.pending_lanes):
+        assert lane.holder_count == 0
+        assert not lane.copies
+        assert lane.published_count == 0
+        index.remove_node(lane.node)
+    index.pending_count = 0
+    # What is left of the copies is written, and its places are held and published.
+    state.twins.unsettled.clear()
+    return cut_sequences
+
+
+def _isolate_pending(state: PoolState) -> None:
+    for lane in list(state.index.pending_lanes):
+        if lane.published_count:
+            state.index.split(lane.node, lane.published_count)
+
+
+def _free_idle_pending(state: PoolState) -> None:
+    idle: list[int] = []
+    if not any(lane.is_linked for lane in state.index.pending_lanes):
+        return
+    for segment in state.order:
+        if isinstance(segment, Lane) and segment.pending:
+            idle.extend(reversed(segment.block_ids))
+            state.order.remove(segment)
+    state.order.push_front(idle)
+
+
+def _published_count(state: PoolState, sequence: Sequence) -> int:
+    """Count the leading published blocks of a table; an own written copy counts too."""
+    block_size = state.spec.block_size
+    written_count = int(state.columns.written[sequence.row])
+    published_count = sequence.indexed_count
+    for node, start in sequence.path():
+        if start in sequence.copies:
+            is_published = written_count >= (start + 1) * block_size
+        else:
+            is_published = not node.lane.pending
+        if not is_published:
+            published_count = start
+    return published_count
+
+
+def _cut_table(state: PoolState, sequence: Sequence) -> CutSequence | None:
+    columns = state.columns
+    row = sequence.row
+    kept_count = _published_count(state, sequence)
+    uncached: list[int] = []
+    for block_id in reversed(sequence.private_block_ids):
+        if state.twins.leave_table(block_id):
+            uncached.append(block_id)
+    del sequence.private_block_ids[:]
+    for node, start in list(sequence.path()):
+        if start < kept_count:
+            break
+        lane = node.lane
+        if start in sequence.copies:
+            own_block_id = state.twins.drop_copy(sequence, lane, start)
+            if state.twins.leave_table(own_block_id):
+                uncached.append(own_block_id)
+        else:
+            assert lane.pending, "nothing published stands behind an unwritten block"
+            lane.holder_count -= 1
+            if lane.holder_count == 0:
+                uncached.extend(reversed(lane.block_ids))
+        sequence.leaf = node.parent if isinstance(node.parent, Node) else None
+        sequence.indexed_count = start
+    state.order.push_front(uncached)
+    return _cut_positions(state, sequence, row)
+
+
+def _cut_positions(state: PoolState, sequence: Sequence, row: int) -> CutSequence | None:
+    columns = state.columns
+    kept_token_count = sequence.indexed_count * state.spec.block_size
+    columns.capacity[row] = kept_token_count
+    if columns.scheduled[row] <= kept_token_count:
+        return None
+    sequence.lost_count = max(sequence.lost_count, int(columns.written[row]))
+    columns.scheduled[row] = kept_token_count
+    columns.written[row] = kept_token_count
+    columns.cut[row] = True
+    return CutSequence(sequence.handle, int(columns.known[row]), kept_token_count)

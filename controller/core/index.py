@@ -1,0 +1,329 @@
+"""The block index: a radix tree whose nodes are runs of blocks.
+
+A place is found by exact token and extra-key equality (S3); cost is per node, not per block.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from prefixd.controller.core import node as nodes
+from prefixd.controller.core.free_order import FreeOrder
+from prefixd.controller.core.identity import RootKey, SequenceKeys
+from prefixd.controller.core.messages import StepId
+from prefixd.controller.core.node import Lane, Node, PendingRun, Root
+from prefixd.controller.core.sequences import TOKEN_BYTES, Sequence
+from prefixd.controller.core.step_log import EXECUTED
+
+WrittenRun = tuple[StepId, int]
+"""Blocks up to an end index that one step writes; EXECUTED where they are written already."""
+
+
+@dataclass(slots=True)
+class Match:
+    """The longest run of indexed blocks behind a table of `start_block` blocks.
+
+    `last_count` blocks of the last node match; `published_count` counts the leading written blocks,
+    `idle_count` those that nobody holds.
+    """
+
+    start_block: int
+    path: list[Node] = field(default_factory=list)
+    last_count: int = 0
+    block_count: int = 0
+    published_count: int = 0
+    idle_count: int = 0
+
+
+class PrefixIndex:
+    """Which block holds which prefix.
+
+    Invariants: a published block's parent is published; `published_count` and `pending_count` count
+    the blocks of all lanes; `unhashed` has exactly the nodes with missing digests; `pending_lanes`
+    exactly the lanes with unwritten blocks; no root is without children.
+    """
+
+    def __init__(self, order: FreeOrder, *, block_size: int, digest_size: int) -> None:
+        self.roots: dict[RootKey, Root] = {}
+        self.published_count = 0
+        self.pending_count = 0
+        self.revision = 0
+        self.pending_lanes: dict[Lane, None] = {}
+        self.unhashed: dict[Node, None] = {}
+        self.block_bytes = block_size * TOKEN_BYTES
+        self.digest_size = digest_size
+        self._order = order
+
+    # Matching.
+
+    def match(
+        self,
+        keys: SequenceKeys,
+        packed_tokens: bytes,
+        *,
+        end_block: int,
+        start_block: int = 0,
+        leaf: Node | None = None,
+    ) -> Match:
+        """Find the longest run of blocks in [start_block, end_block); changes nothing (S8).
+
+        `leaf` is the end of the path that already covers `start_block` blocks.
+        """
+        match = Match(start_block)
+        parent = self.roots.get(keys.root_key) if leaf is None else leaf
+        at = start_block
+        while parent is not None and at < end_block:
+            begin = at * self.block_bytes
+            first_tokens = packed_tokens[begin : begin + self.block_bytes]
+            node = parent.children.get((first_tokens, keys.varied_keys.get(at, ())))
+            if node is None:
+                break
+            count = self.common_block_count(node, keys, packed_tokens, at=at, end_block=end_block)
+            lane = node.lane
+            if match.published_count == at - start_block:
+                match.published_count += min(count, lane.published_count)
+            if lane.is_linked:
+                match.idle_count += count
+            match.path.append(node)
+            match.last_count = count
+            at += count
+            parent = node if count == node.block_count else None
+        match.block_count = at - start_block
+        return match
+
+    def common_block_count(
+        self,
+        node: Node,
+        keys: SequenceKeys,
+        packed_tokens: bytes | bytearray,
+        *,
+        at: int,
+        end_block: int,
+    ) -> int:
+        """Count the leading blocks of a node that equal those from block `at` on."""
+        begin = at * self.block_bytes
+        count = min(node.block_count, end_block - at)
+        if count < node.block_count or not packed_tokens.startswith(node.tokens, begin):
+            end = begin + count * self.block_bytes
+            ours = np.frombuffer(packed_tokens[begin:end], dtype=np.uint32)
+            theirs = np.frombuffer(bytes(node.tokens[: end - begin]), dtype=np.uint32)
+            different = np.flatnonzero(ours != theirs)
+            if len(different):
+                count = int(different[0]) * TOKEN_BYTES // self.block_bytes
+        if keys.varied_keys or node.varied_keys:
+            for offset in range(count):
+                ours_keys = keys.varied_keys.get(at + offset, ())
+                if node.varied_keys.get(offset, ()) != ours_keys:
+                    return offset
+        return count
+
+    # Holding.
+
+    def hold(self, sequence: Sequence, match: Match) -> None:
+        """Put matched blocks into a sequence's table; idle ones leave the free order (S12)."""
+        if not match.path:
+            return
+        last = match.path[-1]
+        if match.last_count < last.block_count:
+            match.path[-1] = self.split(last, match.last_count)
+        for node in match.path:
+            lane = node.lane
+            if lane.is_linked:
+                self._order.remove(lane)
+            lane.holder_count += 1
+        sequence.leaf = match.path[-1]
+        sequence.indexed_count += match.block_count
+
+    def split(self, node: Node, block_count: int) -> Node:
+        """Split a node behind its first blocks; returns the new upper node."""
+        upper = nodes.split(
+            node, block_count, block_bytes=self.block_bytes, digest_size=self.digest_size
+        )
+        if node.lane.is_linked:
+            self._order.insert_after(upper.lane, place=node.lane)
+        if upper.lane.pending:
+            self.pending_lanes[upper.lane] = None
+        if not node.lane.pending:
+            self.pending_lanes.pop(node.lane, None)
+        self._note_digests(upper)
+        self._note_digests(node)
+        return upper
+
+    def merge_only_child(self, node: Node) -> None:
+        """Merge a node with its only child where both were released in the same walk.
+
+        This bounds fragmentation: a branch that is gone leaves no seam behind.
+        """
+        if len(node.children) != 1:
+            return
+        (child,) = node.children.values()
+        lane = node.lane
+        if (
+            child.lane.following is not lane
+            or child.lane.last_use_ms != lane.last_use_ms
+            or child.lane.withheld != lane.withheld
+            or child.lane.read_step_id != lane.read_step_id
+            or lane.pending
+            or lane.copies
+            or child.lane.copies
+        ):
+            return
+        self._order.absorb(lane, absorbed=child.lane)
+        nodes.merge_child(node, child, digest_size=self.digest_size)
+        if self.pending_lanes.pop(child.lane, lane) is None:
+            self.pending_lanes[lane] = None
+        self.unhashed.pop(child, None)
+        self._note_digests(node)
+
+    # Changing the set of places.
+
+    def children_of(self, sequence: Sequence) -> Root | Node:
+        """Return whose children the next place of a sequence's path is among."""
+        if sequence.leaf is not None:
+            return sequence.leaf
+        root_key = sequence.keys.root_key
+        return self.roots.setdefault(root_key, Root(root_key))
+
+    def add_node(
+        self, sequence: Sequence, block_ids: array[int], runs: Iterable[WrittenRun]
+    ) -> None:
+        """Add a node with a sequence's blocks behind its path, held by the sequence."""
+        start = sequence.indexed_count
+        parent = self.children_of(sequence)
+        key = sequence.child_key(start, block_bytes=self.block_bytes)
+        node = Node(
+            parent, key=key, tokens=bytearray(), varied_keys={}, block_ids=array("q")
+        )
+        parent.children[key] = node
+        node.lane.holder_count = 1
+        sequence.leaf = node
+        self.extend_leaf(sequence, block_ids, runs)
+
+    def extend_leaf(
+        self, sequence: Sequence, block_ids: array[int], runs: Iterable[WrittenRun]
+    ) -> None:
+        """Append a sequence's next full blocks to its leaf, which only it holds."""
+        node = sequence.leaf
+        assert node is not None
+        start = sequence.indexed_count
+        end = start + len(block_ids)
+        base = start - node.block_count
+        node.tokens += sequence.full_tokens[start * self.block_bytes : end * self.block_bytes]
+        if sequence.keys.varied_keys:
+            for at in range(start, end):
+                keys = sequence.varied_keys(at)
+                if keys:
+                    node.varied_keys[at - base] = keys
+        node.lane.block_ids.extend(block_ids)
+        sequence.indexed_count = end
+        self.unhashed[node] = None
+        for step_id, run_end in runs:
+            self._write_later(node.lane, step_id, run_end - base)
+
+    def _write_later(self, lane: Lane, step_id: StepId, end: int) -> None:
+        covered = lane.pending[-1].end if lane.pending else lane.published_count
+        if step_id == EXECUTED:
+            assert not lane.pending
+            lane.published_count = end
+            self.published_count += end - covered
+            self.revision += 1
+            return
+        self.pending_count += end - covered
+        if lane.pending and lane.pending[-1].step_id == step_id:
+            lane.pending[-1].end = end
+        else:
+            assert not lane.pending or lane.pending[-1].step_id < step_id
+            lane.pending.append(PendingRun(step_id, end))
+        self.pending_lanes[lane] = None
+
+    def publish(self, step_id: StepId) -> None:
+        """Publish every block that an executed step wrote."""
+        for lane in list(self.pending_lanes):
+            published_count = lane.published_count
+            while lane.pending and lane.pending[0].step_id <= step_id:
+                lane.published_count = lane.pending.pop(0).end
+            if lane.published_count > published_count:
+                self.published_count += lane.published_count - published_count
+                self.pending_count -= lane.published_count - published_count
+                self.revision += 1
+            if not lane.pending:
+                del self.pending_lanes[lane]
+
+    def publish_whole(self, lane: Lane) -> None:
+        """Publish a pending one-block lane whose place a written copy has taken."""
+        assert lane.published_count == 0
+        lane.pending = []
+        lane.published_count = lane.node.block_count
+        self.published_count += lane.published_count
+        self.pending_count -= lane.published_count
+        self.revision += 1
+        del self.pending_lanes[lane]
+
+    def write_again(self, lane: Lane, step_id: StepId) -> None:
+        """Say that a one-block lane has another block now, which a step will write."""
+        if lane.published_count:
+            self.published_count -= 1
+            self.pending_count += 1
+            self.revision += 1
+        lane.published_count = 0
+        lane.pending = [PendingRun(step_id, 1)]
+        self.pending_lanes[lane] = None
+
+    def evict_tail(self, lane: Lane, block_count: int) -> list[int]:
+        """Drop the last blocks of an idle lane (S13) and return them, tail first."""
+        node = lane.node
+        assert not node.children, "the deepest block goes first (S19)"
+        assert lane.holder_count == 0
+        kept_count = node.block_count - block_count
+        taken = list(reversed(lane.block_ids[kept_count:]))
+        lost_count = max(0, lane.published_count - kept_count)
+        self.published_count -= lost_count
+        self.pending_count -= block_count - lost_count
+        self.revision += lost_count
+        if kept_count == 0:
+            self.remove_node(node)
+            return taken
+        nodes.truncate(
+            node, kept_count, block_bytes=self.block_bytes, digest_size=self.digest_size
+        )
+        if not lane.pending:
+            self.pending_lanes.pop(lane, None)
+        self._note_digests(node)
+        return taken
+
+    def remove_node(self, node: Node) -> None:
+        """Take a node out of the tree; the counts are the caller's."""
+        parent = node.parent
+        del parent.children[node.key]
+        if isinstance(parent, Root) and not parent.children:
+            del self.roots[parent.root_key]
+        self.pending_lanes.pop(node.lane, None)
+        self.unhashed.pop(node, None)
+
+    def clear(self) -> None:
+        """Forget every place; the lanes are the caller's."""
+        self.roots.clear()
+        self.pending_lanes.clear()
+        self.unhashed.clear()
+        self.published_count = 0
+        self.pending_count = 0
+
+    def _note_digests(self, node: Node) -> None:
+        if len(node.digests) < node.block_count * self.digest_size:
+            self.unhashed[node] = None
+        else:
+            self.unhashed.pop(node, None)
+
+    def nodes(self) -> Iterable[Node]:
+        """Walk all nodes, parents before children."""
+        waiting: list[Node] = []
+        for root in self.roots.values():
+            waiting.extend(root.children.values())
+        while waiting:
+            node = waiting.pop()
+            yield node
+            waiting.extend(node.children.values())

@@ -1,0 +1,202 @@
+"""Nodes of the block index: runs of consecutive blocks with equal holders.
+
+A node stands for a run of places: the tokens and extra keys of its blocks behind those of all its
+ancestors. A lane holds the blocks of one KV group at these places; there is one lane so far, and
+further groups will have theirs beside it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from prefixd.controller.core.free_order import CachedRun
+from prefixd.controller.core.hashing import ExtraKeys
+from prefixd.controller.core.identity import RootKey
+from prefixd.controller.core.messages import StepId
+
+if TYPE_CHECKING:
+    from prefixd.controller.core.sequences import Sequence
+
+ChildKey = tuple[bytes, ExtraKeys]
+"""Packed tokens and varied extra keys of a node's first block."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateCopy:
+    """A block equal to an indexed one that stands in one sequence's table (S15)."""
+
+    sequence: Sequence
+    block_id: int
+    block_index: int
+
+
+@dataclass(slots=True)
+class PendingRun:
+    """Blocks of a lane up to `end` (from the end of the run before) that `step_id` writes."""
+
+    step_id: StepId
+    end: int
+
+
+class Lane(CachedRun):
+    """One KV group's blocks of a node.
+
+    Invariants: blocks [0, published_count) are written, the `pending` runs cover the others in
+    ascending order of steps; the lane is linked in the free order exactly while `holder_count` is 0;
+    `holder_count` counts the tables that have these very blocks, copies are counted apart; a lane
+    with copies is one block long, and none of its copies is written while it is linked or pending,
+    unless the step that wrote the copy wrote the block too.
+    """
+
+    __slots__ = (
+        "copies",
+        "holder_count",
+        "last_use_ms",
+        "node",
+        "pending",
+        "published_count",
+        "read_step_id",
+    )
+
+    def __init__(self, node: Node, block_ids: array[int]) -> None:
+        super().__init__(block_ids)
+        self.node = node
+        self.holder_count = 0
+        self.published_count = 0
+        self.pending: list[PendingRun] = []
+        self.copies: list[PrivateCopy] = []
+        self.last_use_ms = 0
+        self.read_step_id = StepId(0)
+
+    @property
+    def pending_count(self) -> int:
+        """Blocks that are not written yet."""
+        return len(self.block_ids) - self.published_count
+
+
+class Node:
+    """A run of places in the index.
+
+    `tokens` are packed, four little-endian bytes each; `varied_keys` maps offsets in the run to the
+    extra keys that differ from block to block; `digests` are the packed digests of the leading
+    blocks whose digest is computed.
+    """
+
+    __slots__ = ("children", "digests", "key", "lane", "parent", "tokens", "varied_keys")
+
+    def __init__(
+        self,
+        parent: Node | Root,
+        *,
+        key: ChildKey,
+        tokens: bytearray,
+        varied_keys: dict[int, ExtraKeys],
+        block_ids: array[int],
+    ) -> None:
+        self.parent = parent
+        self.key = key
+        self.tokens = tokens
+        self.varied_keys = varied_keys
+        self.children: dict[ChildKey, Node] = {}
+        self.digests = bytearray()
+        self.lane = Lane(self, block_ids)
+
+    @property
+    def block_count(self) -> int:
+        """Length of the run in blocks."""
+        return len(self.lane.block_ids)
+
+
+class Root:
+    """Where the sequences with one set of whole-sequence extra keys begin."""
+
+    __slots__ = ("children", "root_key")
+
+    def __init__(self, root_key: RootKey) -> None:
+        self.root_key = root_key
+        self.children: dict[ChildKey, Node] = {}
+
+
+def split(node: Node, block_count: int, *, block_bytes: int, digest_size: int) -> Node:
+    """Split a node behind its first blocks and return the new upper node.
+
+    The node itself keeps the lower part, so whoever points at it as a leaf stays right. The caller
+    links the upper lane where the lower one is linked.
+    """
+    lane = node.lane
+    assert 0 < block_count < node.block_count
+    assert not lane.copies
+    split_byte = block_count * block_bytes
+    upper = Node(
+        node.parent,
+        key=node.key,
+        tokens=node.tokens[:split_byte],
+        varied_keys={at: keys for at, keys in node.varied_keys.items() if at < block_count},
+        block_ids=lane.block_ids[:block_count],
+    )
+    upper.digests = node.digests[: block_count * digest_size]
+    node.parent.children[node.key] = upper
+    node.parent = upper
+    del node.tokens[:split_byte]
+    del node.digests[: block_count * digest_size]
+    node.varied_keys = {
+        at - block_count: keys for at, keys in node.varied_keys.items() if at >= block_count
+    }
+    node.key = (bytes(node.tokens[:block_bytes]), node.varied_keys.get(0, ()))
+    upper.children[node.key] = node
+    _split_lane(lane, upper.lane, block_count)
+    return upper
+
+
+def _split_lane(lower: Lane, upper: Lane, block_count: int) -> None:
+    del lower.block_ids[:block_count]
+    upper.holder_count = lower.holder_count
+    upper.last_use_ms = lower.last_use_ms
+    upper.read_step_id = lower.read_step_id
+    upper.pending = _clipped_runs(lower, block_count)
+    behind = [run for run in lower.pending if run.end > block_count]
+    lower.pending = [PendingRun(run.step_id, run.end - block_count) for run in behind]
+    upper.published_count = min(lower.published_count, block_count)
+    lower.published_count -= upper.published_count
+
+
+def _clipped_runs(lane: Lane, block_count: int) -> list[PendingRun]:
+    clipped: list[PendingRun] = []
+    start = lane.published_count
+    for run in lane.pending:
+        if start < block_count:
+            clipped.append(PendingRun(run.step_id, min(run.end, block_count)))
+        start = run.end
+    return clipped
+
+
+def merge_child(node: Node, child: Node, *, digest_size: int) -> None:
+    """Append the only child of a published node to it; both are idle and without copies."""
+    lane = node.lane
+    offset = node.block_count
+    assert lane.published_count == offset
+    if len(node.digests) == offset * digest_size:
+        node.digests += child.digests
+    node.tokens += child.tokens
+    for at, keys in child.varied_keys.items():
+        node.varied_keys[at + offset] = keys
+    lane.block_ids.extend(child.lane.block_ids)
+    lane.published_count += child.lane.published_count
+    lane.pending = [PendingRun(run.step_id, run.end + offset) for run in child.lane.pending]
+    node.children = child.children
+    for grandchild in node.children.values():
+        grandchild.parent = node
+
+
+def truncate(node: Node, block_count: int, *, block_bytes: int, digest_size: int) -> None:
+    """Drop the last blocks of a node, so that `block_count` are left."""
+    lane = node.lane
+    del lane.block_ids[block_count:]
+    del node.tokens[block_count * block_bytes :]
+    del node.digests[block_count * digest_size :]
+    if node.varied_keys:
+        node.varied_keys = {at: keys for at, keys in node.varied_keys.items() if at < block_count}
+    lane.pending = _clipped_runs(lane, block_count)
+    lane.published_count = min(lane.published_count, block_count)

@@ -1,0 +1,213 @@
+"""Opening and closing sequences."""
+
+import numpy as np
+
+from prefixd.controller.core import limits
+from prefixd.controller.core.errors import (
+    Draining,
+    LimitExceeded,
+    SequenceExists,
+    SequenceNotFound,
+)
+from prefixd.controller.core.identity import SequenceKeys, sequence_keys
+from prefixd.controller.core.index import Match
+from prefixd.controller.core.messages import (
+    AwaitPrefix,
+    CloseEntry,
+    CloseOutcome,
+    CloseReason,
+    OpenEntry,
+    OpenOutcome,
+)
+from prefixd.controller.core.scheduling import Demand, allot, grant
+from prefixd.controller.core.sequences import Sequence, pack_tokens
+from prefixd.controller.core.state import PREEMPTED_MAX, PoolState, StepContext
+
+
+def open_sequence(
+    state: PoolState, step: StepContext, entry: OpenEntry
+) -> OpenOutcome | AwaitPrefix:
+    """Begin a sequence: match its prefix, take blocks, schedule tokens.
+
+    Raises SequenceExists, Draining, LimitExceeded or as `allot`, and has changed nothing then.
+    """
+    _check_room(state, entry)
+    block_size = state.spec.block_size
+    token_count = len(entry.token_ids)
+    keys = sequence_keys(
+        entry.identity, model_version=state.model_version, block_size=block_size
+    )
+    packed_tokens = pack_tokens(entry.token_ids)
+    uncacheable = state.spec.caching_disabled or entry.identity.has_unknown_fields
+    match = Match(start_block=0)
+    if not uncacheable and not entry.skip_cache_read:
+        end_block = (token_count - 1) // block_size
+        match = state.index.match(keys, packed_tokens, end_block=end_block)
+        if entry.await_token_count_min > 0:
+            awaiting = _awaiting(state, keys, packed_tokens, match, end_block=end_block)
+            if awaiting is not None and (
+                awaiting.awaitable_token_count >= entry.await_token_count_min
+            ):
+                return awaiting
+    matched_count = match.block_count * block_size
+    allotment = allot(
+        state,
+        step,
+        Demand(
+            start_token=matched_count,
+            end_token=token_count,
+            token_count_max=entry.schedule_token_count_max,
+            lookahead_slot_count=entry.lookahead_slot_count,
+            must_fit_token_count=entry.must_fit_token_count,
+            table_block_count=0,
+            match=match,
+        ),
+    )
+    sequence = _add_sequence(state, step, entry, keys)
+    sequence.uncacheable = uncacheable
+    published_count = match.published_count * block_size
+    state.columns.written[sequence.row] = published_count
+    sequence.cached_count = matched_count
+    _count(state, sequence, token_count)
+    _count_hit_ages(state, step, match)
+    plan = grant(state, step, sequence, allotment)
+    return OpenOutcome(plan, published_count, matched_count - published_count)
+
+
+def _check_room(state: PoolState, entry: OpenEntry) -> None:
+    if entry.handle in state.sequences:
+        raise SequenceExists(
+            f"handle {entry.handle} belongs to an open sequence", numbers={"handle": entry.handle}
+        )
+    if entry.sequence_id in state.handles:
+        raise SequenceExists(f"sequence {entry.sequence_id!r} is open")
+    if state.draining:
+        raise Draining("the pool is draining")
+    if len(state.sequences) >= limits.SEQUENCES_PER_POOL_MAX:
+        raise LimitExceeded(
+            f"{limits.SEQUENCES_PER_POOL_MAX} sequences are open",
+            numbers={"sequences_per_pool_max": limits.SEQUENCES_PER_POOL_MAX},
+        )
+
+
+def _add_sequence(
+    state: PoolState, step: StepContext, entry: OpenEntry, keys: SequenceKeys
+) -> Sequence:
+    row = state.columns.take_row(opened_step_id=step.step_id)
+    sequence = Sequence(entry, keys, row=row, model_version=state.model_version)
+    state.columns.add_tokens(sequence, entry.token_ids)
+    state.sequences[entry.handle] = sequence
+    state.handles[entry.sequence_id] = entry.handle
+    state.rows[entry.handle] = row
+    return sequence
+
+
+def _count(state: PoolState, sequence: Sequence, token_count: int) -> None:
+    scheduled_count = state.preempted_counts.pop(sequence.sequence_id, 0)
+    if sequence.uncacheable or sequence.skip_cache_read:
+        return
+    statistics = state.statistics
+    hit_count = sequence.cached_count
+    if sequence.preemption_count == 0:
+        statistics.count_open(query_token_count=token_count, hit_token_count=hit_count)
+        return
+    statistics.count_reopen(query_token_count=token_count, hit_token_count=hit_count)
+    sequence.recomputed_count = max(0, min(scheduled_count, token_count) - hit_count)
+    statistics.recomputed_token_count += sequence.recomputed_count
+
+
+def _count_hit_ages(state: PoolState, step: StepContext, match: Match) -> None:
+    for node in match.path:
+        lane = node.lane
+        is_last = node is match.path[-1]
+        state.statistics.age_at_hit.add(
+            age_ms=step.now_ms - lane.last_use_ms if lane.is_linked else 0,
+            block_count=match.last_count if is_last else node.block_count,
+        )
+
+
+def _awaiting(
+    state: PoolState,
+    keys: SequenceKeys,
+    packed_tokens: bytes,
+    match: Match,
+    *,
+    end_block: int,
+) -> AwaitPrefix | None:
+    """Find the sequence whose known tokens will provide the most further matching ones (S10)."""
+    best_count = match.block_count
+    best: Sequence | None = None
+    columns = state.columns
+    for sequence in state.sequences.values():
+        row = sequence.row
+        is_prefilling = columns.scheduled[row] < columns.known[row]
+        if not is_prefilling or sequence.uncacheable or sequence.keys.root_key != keys.root_key:
+            continue
+        count = _common_block_count(
+            state, sequence, keys, packed_tokens, at=match.block_count, end_block=end_block
+        )
+        if count > best_count:
+            best_count = count
+            best = sequence
+    if best is None:
+        return None
+    block_size = state.spec.block_size
+    published_count = match.published_count * block_size
+    matched_count = match.block_count * block_size
+    return AwaitPrefix(
+        published_token_count=published_count,
+        pending_token_count=matched_count - published_count,
+        awaitable_token_count=best_count * block_size - matched_count,
+        handle=best.handle,
+    )
+
+
+def _common_block_count(
+    state: PoolState,
+    sequence: Sequence,
+    keys: SequenceKeys,
+    packed_tokens: bytes,
+    *,
+    at: int,
+    end_block: int,
+) -> int:
+    block_bytes = state.index.block_bytes
+    count = min(end_block, len(sequence.full_tokens) // block_bytes)
+    if count <= at:
+        return 0
+    ours = np.frombuffer(packed_tokens[: count * block_bytes], dtype=np.uint32)
+    theirs = np.frombuffer(bytes(sequence.full_tokens[: count * block_bytes]), dtype=np.uint32)
+    different = np.flatnonzero(ours != theirs)
+    if len(different):
+        count = int(different[0]) // state.spec.block_size
+    if keys.varied_keys or sequence.keys.varied_keys:
+        for block_index in range(count):
+            if sequence.varied_keys(block_index) != keys.varied_keys.get(block_index, ()):
+                return block_index
+    return count
+
+
+def close_sequence(state: PoolState, step: StepContext, entry: CloseEntry) -> CloseOutcome:
+    """End a sequence and take its blocks back (S17). Raises SequenceNotFound."""
+    sequence = state.sequences.get(entry.handle)
+    if sequence is None:
+        raise SequenceNotFound(
+            f"no open sequence has handle {entry.handle}", numbers={"handle": entry.handle}
+        )
+    columns = state.columns
+    row = sequence.row
+    if entry.reason is CloseReason.PREEMPTED:
+        while len(state.preempted_counts) >= PREEMPTED_MAX:
+            del state.preempted_counts[next(iter(state.preempted_counts))]
+        state.preempted_counts[sequence.sequence_id] = int(columns.scheduled[row])
+    del state.sequences[entry.handle]
+    del state.handles[sequence.sequence_id]
+    del state.rows[entry.handle]
+    state.supply.release(
+        sequence,
+        now_ms=step.now_ms,
+        step_id=step.step_id,
+        is_read=bool(columns.planned_step_id[row] == step.step_id),
+    )
+    columns.give_row(row)
+    return CloseOutcome()

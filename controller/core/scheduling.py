@@ -1,0 +1,193 @@
+"""Giving a sequence blocks and scheduling positions: what opens and extends share."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+import numpy as np
+
+from prefixd.controller.core import limits
+from prefixd.controller.core.completion import complete_blocks
+from prefixd.controller.core.errors import (
+    CacheError,
+    LimitExceeded,
+    PoolExhausted,
+    SequenceExceedsPool,
+    TokenBudgetSpent,
+)
+from prefixd.controller.core.index import Match
+from prefixd.controller.core.messages import (
+    GroupPlan,
+    IntArray,
+    SequencePlan,
+    SlotRuns,
+    TokenRange,
+)
+from prefixd.controller.core.sequences import Sequence
+from prefixd.controller.core.state import PoolState, StepContext
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What one open or extend asks for.
+
+    Positions [start_token, end_token) are to be scheduled, at most `token_count_max` of them;
+    the table has `table_block_count` blocks and gets the match's.
+    """
+
+    start_token: int
+    end_token: int
+    token_count_max: int | None
+    lookahead_slot_count: int
+    must_fit_token_count: int
+    table_block_count: int
+    match: Match
+
+
+@dataclass(frozen=True, slots=True)
+class Allotment:
+    """What a demand was found to need; it fits, so that granting it cannot fail."""
+
+    scheduled: TokenRange
+    slot_end: int
+    new_block_count: int
+    match: Match
+
+
+def ceil_div(numerator: int, denominator: int) -> int:
+    """Divide and round up."""
+    return -(-numerator // denominator)
+
+
+def allot(state: PoolState, step: StepContext, demand: Demand) -> Allotment:
+    """Find what a demand gets; changes nothing.
+
+    Raises TokenBudgetSpent, LimitExceeded, SequenceExceedsPool or PoolExhausted (S11).
+    """
+    count = max(0, demand.end_token - demand.start_token)
+    if demand.token_count_max is not None:
+        count = min(count, demand.token_count_max)
+    if step.budget_left is not None and count > step.budget_left:
+        if step.budget_left == 0:
+            raise TokenBudgetSpent("the step's token budget is used up")
+        count = step.budget_left
+    scheduled_end = demand.start_token + count
+    slot_end = scheduled_end + demand.lookahead_slot_count
+    if slot_end > limits.TOKENS_PER_SEQUENCE_MAX:
+        raise LimitExceeded(
+            f"the sequence would have {slot_end} slots",
+            numbers={
+                "token_count": slot_end,
+                "tokens_per_sequence_max": limits.TOKENS_PER_SEQUENCE_MAX,
+            },
+        )
+    block_size = state.spec.block_size
+    table_count = demand.table_block_count + demand.match.block_count
+    checked_end = max(scheduled_end, demand.must_fit_token_count) + demand.lookahead_slot_count
+    checked_count = ceil_div(checked_end, block_size)
+    check_supply(
+        state,
+        new_block_count=max(0, checked_count - table_count),
+        total_block_count=checked_count,
+        match=demand.match,
+    )
+    return Allotment(
+        scheduled=TokenRange(demand.start_token, scheduled_end),
+        slot_end=slot_end,
+        new_block_count=max(0, ceil_div(slot_end, block_size) - table_count),
+        match=demand.match,
+    )
+
+
+def check_supply(
+    state: PoolState, *, new_block_count: int, total_block_count: int, match: Match
+) -> None:
+    """Raise SequenceExceedsPool or PoolExhausted where blocks can never, or not now, be had."""
+    usable_count = state.spec.block_count - 1
+    if total_block_count > usable_count:
+        raise SequenceExceedsPool(
+            f"{total_block_count} blocks are needed, the pool has {usable_count}",
+            numbers={"needed_count": total_block_count, "available_count": usable_count},
+        )
+    if not state.supply.suffices(new_block_count=new_block_count, match=match):
+        needed_count = new_block_count + match.idle_count
+        available_count = state.supply.available_count
+        raise PoolExhausted(
+            f"{needed_count} blocks are needed, {available_count} are free or evictable",
+            numbers={"needed_count": needed_count, "available_count": available_count},
+        )
+
+
+def grant(
+    state: PoolState, step: StepContext, sequence: Sequence, allotment: Allotment
+) -> SequencePlan:
+    """Give a sequence its matched and new blocks, schedule its positions and plan them."""
+    columns = state.columns
+    row = sequence.row
+    start_block = sequence.block_count
+    cached_start = start_block * state.spec.block_size
+    match = allotment.match
+    state.index.hold(sequence, match)
+    new_block_ids = state.supply.take(allotment.new_block_count, now_ms=step.now_ms)
+    sequence.private_block_ids.extend(new_block_ids)
+    scheduled = allotment.scheduled
+    slot_count = sequence.block_count * state.spec.block_size
+    columns.capacity[row] = min(slot_count, limits.TOKENS_PER_SEQUENCE_MAX)
+    columns.scheduled[row] = scheduled.end_token
+    token_count = scheduled.end_token - scheduled.start_token
+    if token_count:
+        columns.planned_step_id[row] = step.step_id
+        step.spend(token_count)
+    plan = SequencePlan(
+        handle=sequence.handle,
+        cached=TokenRange(
+            cached_start if match.block_count else scheduled.start_token, scheduled.start_token
+        ),
+        scheduled=scheduled,
+        groups=(
+            GroupPlan(
+                start_block=start_block,
+                block_ids=_appended_block_ids(match, new_block_ids),
+                slots=_slot_runs(state, sequence, scheduled.start_token, allotment.slot_end),
+            ),
+        ),
+    )
+    complete_blocks(state, sequence, step.step_id)
+    return plan
+
+
+def _appended_block_ids(match: Match, new_block_ids: array[int]) -> IntArray:
+    parts = [np.array(node.lane.block_ids, dtype=np.int64) for node in match.path]
+    if len(new_block_ids):
+        parts.append(np.array(new_block_ids, dtype=np.int64))
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+
+
+def _slot_runs(state: PoolState, sequence: Sequence, start: int, end: int) -> SlotRuns:
+    """Return the slots of positions [start, end), as runs of consecutive ones."""
+    size = state.spec.block_size
+    if start == end:
+        return SlotRuns(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+    first_block = start // size - sequence.indexed_count
+    end_block = ceil_div(end, size) - sequence.indexed_count
+    assert first_block >= 0, "scheduled positions lie behind the indexed blocks"
+    block_ids = np.array(sequence.private_block_ids[first_block:end_block], dtype=np.int64)
+    is_first = np.empty(len(block_ids), dtype=np.bool_)
+    is_first[0] = True
+    np.not_equal(block_ids[1:], block_ids[:-1] + 1, out=is_first[1:])
+    run_at = np.flatnonzero(is_first)
+    first_slots = block_ids[run_at] * size
+    slot_counts = np.diff(run_at, append=len(block_ids)) * size
+    offset = start % size
+    first_slots[0] += offset
+    slot_counts[0] -= offset
+    slot_counts[-1] -= -end % size
+    return SlotRuns(first_slots, slot_counts)
+
+
+def refusal_numbers(error: CacheError) -> tuple[tuple[str, int], ...]:
+    """Return the numbers of an error in a fixed order."""
+    return tuple(sorted(error.numbers.items()))

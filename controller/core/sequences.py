@@ -1,0 +1,199 @@
+"""Open sequences: their positions in columns, their tokens and their block tables."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from prefixd.controller.core.hashing import ExtraKeys
+from prefixd.controller.core.identity import SequenceKeys
+from prefixd.controller.core.messages import (
+    Handle,
+    Identity,
+    IntArray,
+    OpenEntry,
+    SequenceId,
+    StepId,
+)
+from prefixd.controller.core.node import ChildKey, Node
+
+TOKEN_BYTES = 4
+"""Bytes of a packed token id."""
+_ROWS_FIRST = 64
+
+
+class Sequence:
+    """One open sequence and its block table.
+
+    The table is the path from the root to `leaf` (`indexed_count` blocks; a place in `copies` has
+    the sequence's own block instead of the indexed one), then `private_block_ids`. Positions stand
+    in row `row` of the columns. `full_tokens` packs the known tokens of all full blocks; those of
+    the last partial block stand in the tail column.
+
+    Invariants: a path consists of whole nodes; an uncacheable sequence has no path.
+    """
+
+    __slots__ = (
+        "cached_count",
+        "copies",
+        "full_tokens",
+        "handle",
+        "identity",
+        "indexed_count",
+        "keys",
+        "leaf",
+        "lost_count",
+        "model_version",
+        "preemption_count",
+        "private_block_ids",
+        "recomputed_count",
+        "row",
+        "sequence_id",
+        "skip_cache_read",
+        "uncacheable",
+    )
+
+    def __init__(
+        self, entry: OpenEntry, keys: SequenceKeys, *, row: int, model_version: str
+    ) -> None:
+        self.handle: Handle = entry.handle
+        self.sequence_id: SequenceId = entry.sequence_id
+        self.identity: Identity = entry.identity
+        self.preemption_count = entry.preemption_count
+        self.skip_cache_read = entry.skip_cache_read
+        self.keys = keys
+        self.row = row
+        self.model_version = model_version
+        self.uncacheable = False
+        self.leaf: Node | None = None
+        self.indexed_count = 0
+        self.copies: dict[int, int] = {}
+        self.private_block_ids: array[int] = array("q")
+        self.full_tokens = bytearray()
+        self.cached_count = 0
+        self.recomputed_count = 0
+        self.lost_count = 0
+
+    @property
+    def block_count(self) -> int:
+        """Blocks in the table."""
+        return self.indexed_count + len(self.private_block_ids)
+
+    def varied_keys(self, block_index: int) -> ExtraKeys:
+        """Return the extra keys that only this block has."""
+        return self.keys.varied_keys.get(block_index, ())
+
+    def child_key(self, block_index: int, *, block_bytes: int) -> ChildKey:
+        """Return what a node that begins with this full block is found by."""
+        start = block_index * block_bytes
+        tokens = bytes(self.full_tokens[start : start + block_bytes])
+        return (tokens, self.varied_keys(block_index))
+
+    def path(self) -> Iterator[tuple[Node, int]]:
+        """Walk the path from the leaf up: each node with the table index of its first block."""
+        end = self.indexed_count
+        node = self.leaf
+        while end > 0:
+            assert node is not None
+            start = end - node.block_count
+            yield node, start
+            node = node.parent if isinstance(node.parent, Node) else None
+            end = start
+
+    def table(self) -> IntArray:
+        """Return the block table."""
+        parts = [array("q", self.private_block_ids)]
+        for node, start in self.path():
+            own = self.copies.get(start) if self.copies else None
+            parts.append(node.lane.block_ids if own is None else array("q", [own]))
+        return np.concatenate([np.array(part, dtype=np.int64) for part in reversed(parts)])
+
+
+class SequenceColumns:
+    """Positions of all open sequences, one row each; rows are reused.
+
+    `known`, `scheduled`, `written`: token counts; `capacity`: slots of the table; `opened_step_id`,
+    `planned_step_id`: the step that opened the sequence and the last one that scheduled positions
+    of it; `cut`: it lost positions to a failed step and needs an extend; `tail`: known tokens of the
+    last partial block.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.row_count = 0
+        self._free_rows: list[int] = []
+        self._resize(_ROWS_FIRST)
+
+    def _resize(self, row_count_max: int) -> None:
+        self.known = self._grown("known", row_count_max)
+        self.scheduled = self._grown("scheduled", row_count_max)
+        self.written = self._grown("written", row_count_max)
+        self.capacity = self._grown("capacity", row_count_max)
+        self.opened_step_id = self._grown("opened_step_id", row_count_max)
+        self.planned_step_id = self._grown("planned_step_id", row_count_max)
+        cut = np.zeros(row_count_max, dtype=np.bool_)
+        tail: npt.NDArray[np.uint32] = np.zeros((row_count_max, self.block_size), dtype=np.uint32)
+        if self.row_count:
+            cut[: self.row_count] = self.cut[: self.row_count]
+            tail[: self.row_count] = self.tail[: self.row_count]
+        self.cut = cut
+        self.tail = tail
+
+    def _grown(self, name: str, row_count_max: int) -> IntArray:
+        column = np.zeros(row_count_max, dtype=np.int64)
+        if self.row_count:
+            column[: self.row_count] = getattr(self, name)[: self.row_count]
+        return column
+
+    def take_row(self, *, opened_step_id: StepId) -> int:
+        """Return a cleared row for a new sequence."""
+        if self._free_rows:
+            row = self._free_rows.pop()
+        else:
+            if self.row_count == len(self.known):
+                self._resize(2 * self.row_count)
+            row = self.row_count
+            self.row_count += 1
+        self.known[row] = self.scheduled[row] = self.written[row] = self.capacity[row] = 0
+        self.planned_step_id[row] = 0
+        self.cut[row] = False
+        self.opened_step_id[row] = opened_step_id
+        return row
+
+    def give_row(self, row: int) -> None:
+        """Give back the row of a closed sequence."""
+        self.known[row] = self.scheduled[row] = self.written[row] = 0
+        self._free_rows.append(row)
+
+    def add_tokens(self, sequence: Sequence, token_ids: npt.NDArray[np.uint32]) -> None:
+        """Append known tokens: full blocks to the sequence's tokens, the rest to its tail."""
+        count = len(token_ids)
+        if count == 0:
+            return
+        row = sequence.row
+        size = self.block_size
+        known = int(self.known[row])
+        self.known[row] = known + count
+        tail_count = known % size
+        if tail_count + count < size:
+            self.tail[row, tail_count : tail_count + count] = token_ids
+            return
+        joined = np.concatenate((self.tail[row, :tail_count], token_ids)) if tail_count else token_ids
+        full_count = (len(joined) // size) * size
+        sequence.full_tokens += joined[:full_count].astype("<u4").tobytes()
+        rest = joined[full_count:]
+        self.tail[row, : len(rest)] = rest
+
+    def known_tokens(self, sequence: Sequence) -> bytes:
+        """Return all known tokens, packed."""
+        row = sequence.row
+        tail_count = int(self.known[row]) % self.block_size
+        return bytes(sequence.full_tokens) + self.tail[row, :tail_count].astype("<u4").tobytes()
+
+
+def pack_tokens(token_ids: npt.NDArray[np.uint32]) -> bytes:
+    """Return token ids as four little-endian bytes each."""
+    return token_ids.astype("<u4", copy=False).tobytes()

@@ -1,0 +1,84 @@
+"""What the parts of one pool share."""
+
+from dataclasses import dataclass, field
+
+from prefixd.controller.core.free_order import FreeOrder
+from prefixd.controller.core.hashing import Hasher
+from prefixd.controller.core.index import PrefixIndex
+from prefixd.controller.core.messages import Handle, PoolSpec, SequenceId, StepId
+from prefixd.controller.core.sequences import Sequence, SequenceColumns
+from prefixd.controller.core.statistics import Statistics
+from prefixd.controller.core.step_log import StepLog
+from prefixd.controller.core.supply import Supply
+from prefixd.controller.core.twins import Twins
+
+PREEMPTED_MAX = 65_536
+"""Preempted sequences whose scheduled counts are remembered until they are opened again."""
+
+
+@dataclass(slots=True)
+class StepContext:
+    """The step that is being applied; `budget_left` is None where it has no token budget."""
+
+    step_id: StepId
+    now_ms: int
+    budget_left: int | None
+    scheduled_count: int = 0
+
+    def spend(self, token_count: int) -> None:
+        """Account for positions that an entry scheduled."""
+        self.scheduled_count += token_count
+        if self.budget_left is not None:
+            self.budget_left -= token_count
+
+
+@dataclass(slots=True)
+class PoolState:
+    """The parts of a pool. `sequences` are in the order in which they were opened."""
+
+    spec: PoolSpec
+    model_version: str
+    draining: bool
+    columns: SequenceColumns
+    log: StepLog
+    order: FreeOrder
+    index: PrefixIndex
+    twins: Twins
+    supply: Supply
+    statistics: Statistics
+    sequences: dict[Handle, Sequence]
+    handles: dict[SequenceId, Handle] = field(default_factory=dict)
+    rows: dict[int, int] = field(default_factory=dict)
+    preempted_counts: dict[SequenceId, int] = field(default_factory=dict)
+
+    @property
+    def held_block_count(self) -> int:
+        """Blocks that stand in a table."""
+        order = self.order
+        return self.spec.block_count - 1 - order.plain_count - order.cached_count
+
+
+def build_state(spec: PoolSpec, hasher: Hasher) -> PoolState:
+    """Wire the parts of an empty pool."""
+    columns = SequenceColumns(spec.block_size)
+    log = StepLog(columns)
+    order = FreeOrder(spec.block_count)
+    index = PrefixIndex(
+        order, block_size=spec.block_size, digest_size=hasher.algorithm.digest_size
+    )
+    statistics = Statistics()
+    sequences: dict[Handle, Sequence] = {}
+    twins = Twins(index, order, columns, log, sequences)
+    return PoolState(
+        spec=spec,
+        model_version=spec.model_version,
+        draining=False,
+        columns=columns,
+        log=log,
+        order=order,
+        index=index,
+        twins=twins,
+        supply=Supply(order, index, twins, statistics),
+        statistics=statistics,
+        sequences=sequences,
+    )

@@ -1,0 +1,125 @@
+"""Handing out blocks and taking them back (rules S11 to S13, S17 to S19, S22)."""
+
+from __future__ import annotations
+
+from array import array
+
+from prefixd.controller.core.free_order import FreeOrder, PlainRun
+from prefixd.controller.core.index import Match, PrefixIndex
+from prefixd.controller.core.messages import StepId
+from prefixd.controller.core.node import Lane
+from prefixd.controller.core.sequences import Sequence
+from prefixd.controller.core.statistics import Statistics
+from prefixd.controller.core.twins import Twins
+
+
+class Supply:
+    """The blocks that no table has, between the free order, the index and the tables."""
+
+    def __init__(
+        self, order: FreeOrder, index: PrefixIndex, twins: Twins, statistics: Statistics
+    ) -> None:
+        self._order = order
+        self._index = index
+        self._twins = twins
+        self._statistics = statistics
+        self._read_block_ids: set[int] = set()
+
+    @property
+    def available_count(self) -> int:
+        """Blocks that may be handed out now."""
+        return self._order.available_count
+
+    def suffices(self, *, new_block_count: int, match: Match) -> bool:
+        """Tell whether new blocks can be had; idle matched ones are no longer free then (S12)."""
+        return new_block_count + match.idle_count <= self._order.available_count
+
+    def take(self, block_count: int, *, now_ms: int) -> array[int]:
+        """Take blocks from the front of the free order; cached ones are evicted now (S13).
+
+        The caller has made sure that so many are available.
+        """
+        order = self._order
+        taken: array[int] = array("q")
+        while len(taken) < block_count:
+            missing_count = block_count - len(taken)
+            segment = order.first()
+            if isinstance(segment, PlainRun):
+                taken.extend(order.take_plain(segment, missing_count))
+                continue
+            assert isinstance(segment, Lane)
+            count = min(missing_count, len(segment.block_ids))
+            self._statistics.count_eviction(
+                age_ms=now_ms - segment.last_use_ms, block_count=count
+            )
+            order.shrink(segment, count)
+            if segment.copies:
+                taken.append(self._twins.replace(segment))
+            else:
+                taken.extend(self._index.evict_tail(segment, count))
+        return taken
+
+    def release(
+        self, sequence: Sequence, *, now_ms: int, step_id: StepId, is_read: bool
+    ) -> None:
+        """Take back a whole table, from its end (S17).
+
+        `is_read`: the step `step_id` reads or writes the blocks, so it must not hand them out again.
+        """
+        uncached: list[int] = []
+        for block_id in reversed(sequence.private_block_ids):
+            self._leave_table(block_id, uncached, is_read=is_read)
+        for node, start in list(sequence.path()):
+            lane = node.lane
+            if is_read:
+                lane.read_step_id = step_id
+            if start in sequence.copies:
+                own_block_id = self._twins.drop_copy(sequence, lane, start)
+                self._leave_table(own_block_id, uncached, is_read=is_read)
+                if lane.is_linked:
+                    self._order.remove(lane)
+                    self._append(lane, now_ms=now_ms, step_id=step_id)
+                continue
+            lane.holder_count -= 1
+            if lane.holder_count:
+                continue
+            indexed_block_id = lane.block_ids[0]
+            was_read = lane.read_step_id == step_id
+            if lane.copies and self._twins.pass_on(lane):
+                uncached.append(indexed_block_id)
+                if was_read:
+                    self._read_block_ids.add(indexed_block_id)
+            else:
+                self._append(lane, now_ms=now_ms, step_id=step_id)
+        self._push_front(uncached, is_read=is_read)
+
+    def _append(self, lane: Lane, *, now_ms: int, step_id: StepId) -> None:
+        lane.last_use_ms = now_ms
+        self._order.append(lane)
+        if lane.read_step_id == step_id:
+            self._order.withhold(lane)
+        self._index.merge_only_child(lane.node)
+
+    def _leave_table(self, block_id: int, uncached: list[int], *, is_read: bool) -> None:
+        if self._twins.leave_table(block_id):
+            uncached.append(block_id)
+        elif is_read:
+            self._read_block_ids.add(block_id)
+
+    def _push_front(self, block_ids: list[int], *, is_read: bool) -> None:
+        if is_read:
+            self._order.push_front_withheld(block_ids)
+        elif self._read_block_ids.isdisjoint(block_ids):
+            self._order.push_front(block_ids)
+        else:
+            # Another table's sequence was planned and closed in this step, and read some of them.
+            for block_id in reversed(block_ids):
+                if block_id in self._read_block_ids:
+                    self._order.push_front_withheld([block_id])
+                else:
+                    self._order.push_front([block_id])
+
+    def end_step(self) -> None:
+        """Let later steps have the blocks that the applied step read or wrote (S22)."""
+        self._order.end_step()
+        self._read_block_ids.clear()

@@ -1,0 +1,156 @@
+"""Several blocks with equal content (rule S15).
+
+The index has one block per place. A sequence that completes an equal block keeps it as a private
+copy. A copy takes the place once it is written and the indexed block is idle or unwritten; the last
+holder of the indexed block hands the place to a written copy. Until then an idle indexed block stays
+where it is: were it given up for an unwritten copy, a failed step would lose published content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prefixd.controller.core.free_order import FreeOrder
+from prefixd.controller.core.index import PrefixIndex
+from prefixd.controller.core.messages import Handle, StepId
+from prefixd.controller.core.node import Lane, Node, PendingRun, PrivateCopy
+from prefixd.controller.core.sequences import Sequence, SequenceColumns
+from prefixd.controller.core.step_log import StepLog
+
+
+class Twins:
+    """Private copies and the places that they may take.
+
+    Invariants: `unsettled` has every lane with an unwritten copy; `table_counts` has the blocks
+    outside the index that stand in more than one table, with the number of tables.
+    """
+
+    def __init__(
+        self,
+        index: PrefixIndex,
+        order: FreeOrder,
+        columns: SequenceColumns,
+        log: StepLog,
+        sequences: Mapping[Handle, Sequence],
+    ) -> None:
+        self.unsettled: dict[Lane, None] = {}
+        self.table_counts: dict[int, int] = {}
+        self._index = index
+        self._order = order
+        self._columns = columns
+        self._log = log
+        self._sequences = sequences
+
+    def is_written(self, copy: PrivateCopy) -> bool:
+        """Tell whether the step that wrote a copy was executed."""
+        end = (copy.block_index + 1) * self._columns.block_size
+        return int(self._columns.written[copy.sequence.row]) >= end
+
+    def add_copy(self, sequence: Sequence, node: Node, block_id: int) -> None:
+        """Append a place that is indexed already to a path, with the sequence's own block."""
+        upper = self._index.split(node, 1) if node.block_count > 1 else node
+        copy = PrivateCopy(sequence, block_id, sequence.indexed_count)
+        upper.lane.copies.append(copy)
+        sequence.copies[copy.block_index] = block_id
+        sequence.leaf = upper
+        sequence.indexed_count += 1
+        self.unsettled[upper.lane] = None
+        self._settle(upper.lane)
+
+    def settle(self) -> None:
+        """Let copies take places: after a step was executed, before its blocks are published."""
+        for lane in list(self.unsettled):
+            self._settle(lane)
+
+    def _settle(self, lane: Lane) -> None:
+        written = [copy for copy in lane.copies if self.is_written(copy)]
+        is_unwritten = bool(lane.pending) and lane.pending[0].step_id > self._log.settled_id
+        if written and (lane.is_linked or is_unwritten):
+            self._take_place(lane, written[0])
+        if all(self.is_written(copy) for copy in lane.copies):
+            self.unsettled.pop(lane, None)
+
+    def _take_place(self, lane: Lane, copy: PrivateCopy) -> None:
+        old_block_id = lane.block_ids[0]
+        if lane.is_linked:
+            push_front = (
+                self._order.push_front_withheld if lane.withheld else self._order.push_front
+            )
+            self._order.remove(lane)
+            self._repoint(lane, copy.block_id)
+            push_front([old_block_id])
+        else:
+            holders = self._holders(lane, copy.block_index)
+            assert len(holders) == lane.holder_count
+            self._repoint(lane, copy.block_id)
+            for holder in holders:
+                holder.copies[copy.block_index] = old_block_id
+                lane.copies.append(PrivateCopy(holder, old_block_id, copy.block_index))
+            if len(holders) > 1:
+                self.table_counts[old_block_id] = len(holders)
+        if lane.pending:
+            self._index.publish_whole(lane)
+
+    def _holders(self, lane: Lane, block_index: int) -> list[Sequence]:
+        return [
+            sequence
+            for sequence in self._sequences.values()
+            if block_index not in sequence.copies
+            and any(node is lane.node for node, _ in sequence.path())
+        ]
+
+    def _repoint(self, lane: Lane, block_id: int) -> None:
+        takers = [copy for copy in lane.copies if copy.block_id == block_id]
+        lane.copies = [copy for copy in lane.copies if copy.block_id != block_id]
+        for taker in takers:
+            del taker.sequence.copies[taker.block_index]
+        lane.block_ids[0] = block_id
+        lane.holder_count = len(takers)
+        lane.read_step_id = StepId(0)
+        self.table_counts.pop(block_id, None)
+
+    def pass_on(self, lane: Lane) -> bool:
+        """Hand a place that nobody holds any more to a written copy; False where there is none."""
+        copy = next((copy for copy in lane.copies if self.is_written(copy)), None)
+        if copy is None:
+            return False
+        self._repoint(lane, copy.block_id)
+        return True
+
+    def replace(self, lane: Lane) -> int:
+        """Give up an idle block for new use; its place goes to the oldest copy, still unwritten.
+
+        Returns the block. The caller has taken the lane out of the free order.
+        """
+        block_id = lane.block_ids[0]
+        copy = lane.copies[0]
+        assert not self.is_written(copy)
+        self._repoint(lane, copy.block_id)
+        self._index.write_again(lane, self._writing_step_id(copy))
+        return block_id
+
+    def _writing_step_id(self, copy: PrivateCopy) -> StepId:
+        end = (copy.block_index + 1) * self._columns.block_size
+        for step_id, bound in self._log.scheduled_bounds(copy.sequence.row):
+            if bound >= end:
+                return step_id
+        return self._log.next_id
+
+    def drop_copy(self, sequence: Sequence, lane: Lane, block_index: int) -> int:
+        """Take a sequence's own block out of its table; returns the block."""
+        block_id = sequence.copies.pop(block_index)
+        lane.copies = [copy for copy in lane.copies if copy.sequence is not sequence]
+        if not lane.copies:
+            self.unsettled.pop(lane, None)
+        return block_id
+
+    def leave_table(self, block_id: int) -> bool:
+        """Account for a block outside the index leaving a table; True where it was the last one."""
+        count = self.table_counts.get(block_id, 1)
+        if count == 1:
+            return True
+        if count == 2:  # noqa: PLR2004 (one table is left)
+            del self.table_counts[block_id]
+        else:
+            self.table_counts[block_id] = count - 1
+        return False

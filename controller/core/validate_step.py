@@ -1,0 +1,237 @@
+"""What a step alone shows to be malformed; the whole step is refused for it.
+
+Everything here raises FieldInvalid, TokenIdInvalid, PromptEmpty or Unsupported with the path of the
+field, and reads no state but the pool's spec.
+"""
+
+import numpy as np
+
+from prefixd.controller.core import limits
+from prefixd.controller.core.errors import (
+    FieldInvalid,
+    PromptEmpty,
+    TokenIdInvalid,
+    Unsupported,
+)
+from prefixd.controller.core.messages import (
+    CloseEntry,
+    DecodeEntry,
+    ExtendEntry,
+    ForkEntry,
+    Identity,
+    IntArray,
+    OpenEntry,
+    PoolSpec,
+    Step,
+    TokenArray,
+)
+from prefixd.controller.core.validate import count_in_range, length_at_most
+
+HANDLE_MAX = 2**32 - 1
+"""Largest handle."""
+EMBEDS_DIGEST_BYTES = 32
+"""Length of a prompt-embeds digest."""
+_TOKENS_MAX = limits.TOKENS_PER_SEQUENCE_MAX
+
+
+def step(message: Step, spec: PoolSpec) -> None:
+    """Check a whole step."""
+    if message.token_budget is not None:
+        count_in_range(message.token_budget, low=0, high=2**31 - 1, field="token_budget")
+    for index, entry in enumerate(message.entries):
+        match entry:
+            case OpenEntry():
+                _open(entry, spec, f"entries[{index}].open")
+            case ExtendEntry():
+                _extend(entry, spec, f"entries[{index}].extend")
+            case DecodeEntry():
+                _decode(entry, spec, f"entries[{index}].decode")
+            case CloseEntry():
+                _handle(entry.handle, f"entries[{index}].close.handle")
+            case ForkEntry():
+                raise Unsupported("forks are not offered", field=f"entries[{index}].fork")
+
+
+def prompt(token_ids: TokenArray, spec: PoolSpec, field: str) -> None:
+    """Check the tokens of a whole prompt."""
+    if len(token_ids) == 0:
+        raise PromptEmpty(f"{field} is empty", field=field)
+    _tokens(token_ids, spec, field)
+
+
+def _tokens(token_ids: TokenArray, spec: PoolSpec, field: str) -> None:
+    if len(token_ids) > _TOKENS_MAX:
+        raise FieldInvalid(
+            f"{field} has {len(token_ids)} tokens, more than {_TOKENS_MAX}",
+            numbers={"token_count": len(token_ids), "tokens_per_sequence_max": _TOKENS_MAX},
+            field=field,
+        )
+    if spec.vocabulary_size == 0 or len(token_ids) == 0:
+        return
+    if int(token_ids.max()) < spec.vocabulary_size:
+        return
+    index = int(np.argmax(token_ids >= spec.vocabulary_size))
+    raise TokenIdInvalid(
+        f"{field}[{index}] is {token_ids[index]}, not below {spec.vocabulary_size}",
+        numbers={
+            "index": index,
+            "token_id": int(token_ids[index]),
+            "vocabulary_size": spec.vocabulary_size,
+        },
+        field=f"{field}[{index}]",
+    )
+
+
+def _handle(handle: int, field: str) -> None:
+    count_in_range(handle, low=0, high=HANDLE_MAX, field=field)
+
+
+def _tokens_count(value: int, field: str) -> None:
+    count_in_range(value, low=0, high=_TOKENS_MAX, field=field)
+
+
+def _open(entry: OpenEntry, spec: PoolSpec, field: str) -> None:
+    _handle(entry.handle, f"{field}.handle")
+    id_bytes = len(entry.sequence_id.encode())
+    if not 1 <= id_bytes <= limits.SEQUENCE_ID_BYTES_MAX:
+        raise FieldInvalid(
+            f"{field}.sequence_id has {id_bytes} bytes, not 1..{limits.SEQUENCE_ID_BYTES_MAX}",
+            numbers={"length": id_bytes, "length_max": limits.SEQUENCE_ID_BYTES_MAX},
+            field=f"{field}.sequence_id",
+        )
+    prompt(entry.token_ids, spec, f"{field}.token_ids")
+    if entry.schedule_token_count_max is not None:
+        _non_negative(entry.schedule_token_count_max, f"{field}.schedule_token_count_max")
+    _tokens_count(entry.lookahead_slot_count, f"{field}.lookahead_slot_count")
+    _tokens_count(entry.must_fit_token_count, f"{field}.must_fit_token_count")
+    _non_negative(entry.preemption_count, f"{field}.preemption_count")
+    _non_negative(entry.await_token_count_min, f"{field}.await_token_count_min")
+    identity(entry.identity, spec, f"{field}.identity")
+
+
+def _non_negative(value: int, field: str) -> None:
+    count_in_range(value, low=0, high=2**31 - 1, field=field)
+
+
+def identity(value: Identity, spec: PoolSpec, field: str) -> None:
+    """Check an identity."""
+    length_at_most(
+        value.cache_salt, length_max=limits.CACHE_SALT_LENGTH_MAX, field=f"{field}.cache_salt"
+    )
+    if value.lora is not None:
+        name_max = limits.IDENTIFIER_LENGTH_MAX
+        if not value.lora.name:
+            raise FieldInvalid(f"{field}.lora.name is empty", field=f"{field}.lora.name")
+        length_at_most(value.lora.name, length_max=name_max, field=f"{field}.lora.name")
+        length_at_most(value.lora.version, length_max=name_max, field=f"{field}.lora.version")
+        length_at_most(
+            value.lora.path, length_max=limits.LORA_PATH_LENGTH_MAX, field=f"{field}.lora.path"
+        )
+    if value.multimodal_items:
+        _multimodal_items(value, f"{field}.multimodal_items")
+    for index, digest in enumerate(value.prompt_embeds_digests):
+        if len(digest) != EMBEDS_DIGEST_BYTES:
+            raise FieldInvalid(
+                f"{field}.prompt_embeds_digests[{index}] has {len(digest)} bytes,"
+                f" not {EMBEDS_DIGEST_BYTES}",
+                numbers={"length": len(digest), "length_expected": EMBEDS_DIGEST_BYTES},
+                field=f"{field}.prompt_embeds_digests[{index}]",
+            )
+    count_in_range(
+        len(value.prompt_embeds_digests),
+        low=0,
+        high=_TOKENS_MAX // spec.block_size,
+        field=f"{field}.prompt_embeds_digests",
+    )
+
+
+def _multimodal_items(value: Identity, field: str) -> None:
+    count_in_range(
+        len(value.multimodal_items), low=0, high=limits.MULTIMODAL_ITEMS_MAX, field=field
+    )
+    offset_min = 0
+    covered_count = 0
+    for index, item in enumerate(value.multimodal_items):
+        item_field = f"{field}[{index}]"
+        if not item.identifier:
+            raise FieldInvalid(f"{item_field}.identifier is empty", field=f"{item_field}.identifier")
+        length_at_most(
+            item.identifier,
+            length_max=limits.IDENTIFIER_LENGTH_MAX,
+            field=f"{item_field}.identifier",
+        )
+        # Ascending offsets give equal items equal extra keys.
+        count_in_range(
+            item.offset, low=offset_min, high=_TOKENS_MAX, field=f"{item_field}.offset"
+        )
+        covered_count += max(0, item.token_count)
+        count_in_range(
+            item.token_count,
+            low=1,
+            high=_TOKENS_MAX - item.offset,
+            field=f"{item_field}.token_count",
+        )
+        offset_min = item.offset
+    count_in_range(covered_count, low=0, high=_TOKENS_MAX, field=field)
+
+
+def _extend(entry: ExtendEntry, spec: PoolSpec, field: str) -> None:
+    _handle(entry.handle, f"{field}.handle")
+    _tokens_count(entry.known_count_before, f"{field}.known_count_before")
+    _tokens_count(entry.scheduled_count_before, f"{field}.scheduled_count_before")
+    _tokens(entry.token_ids, spec, f"{field}.token_ids")
+    if entry.schedule_token_count_max is not None:
+        _non_negative(entry.schedule_token_count_max, f"{field}.schedule_token_count_max")
+    _tokens_count(entry.lookahead_slot_count, f"{field}.lookahead_slot_count")
+    _tokens_count(entry.draft_token_count, f"{field}.draft_token_count")
+    if entry.rollback_to_token_count is not None:
+        # Known tokens are accepted ones: a rollback rejects drafts only (S14).
+        count_in_range(
+            entry.rollback_to_token_count,
+            low=entry.known_count_before,
+            high=entry.scheduled_count_before,
+            field=f"{field}.rollback_to_token_count",
+        )
+
+
+def _decode(entry: DecodeEntry, spec: PoolSpec, field: str) -> None:
+    row_count = len(entry.handles)
+    count_in_range(row_count, low=0, high=limits.DECODE_ROWS_MAX, field=f"{field}.handles")
+    _column(entry.handles, row_count, HANDLE_MAX, f"{field}.handles")
+    _column(
+        entry.scheduled_count_before, row_count, _TOKENS_MAX, f"{field}.scheduled_count_before"
+    )
+    _column(entry.known_count_before, row_count, _TOKENS_MAX, f"{field}.known_count_before")
+    _column(entry.token_counts, row_count, _TOKENS_MAX, f"{field}.token_counts")
+    token_count = int(entry.token_counts.sum())
+    if token_count != len(entry.token_ids):
+        raise FieldInvalid(
+            f"{field}.token_ids has {len(entry.token_ids)} tokens, token_counts say {token_count}",
+            numbers={"token_count": len(entry.token_ids), "token_count_expected": token_count},
+            field=f"{field}.token_ids",
+        )
+    _tokens(entry.token_ids, spec, f"{field}.token_ids")
+    handles = entry.handles.tolist()
+    if len(set(handles)) != row_count:
+        seen: set[int] = set()
+        index = next(
+            at for at, handle in enumerate(handles) if handle in seen or seen.add(handle)
+        )
+        raise FieldInvalid(
+            f"{field}.handles[{index}] names handle {handles[index]} twice",
+            numbers={"handle": handles[index]},
+            field=f"{field}.handles[{index}]",
+        )
+
+
+def _column(column: IntArray, row_count: int, high: int, field: str) -> None:
+    if len(column) != row_count:
+        raise FieldInvalid(
+            f"{field} has {len(column)} rows, handles have {row_count}",
+            numbers={"row_count": len(column), "row_count_expected": row_count},
+            field=field,
+        )
+    if row_count == 0 or (int(column.min()) >= 0 and int(column.max()) <= high):
+        return
+    index = int(np.argmax((column < 0) | (column > high)))
+    count_in_range(int(column[index]), low=0, high=high, field=f"{field}[{index}]")
