@@ -1,16 +1,21 @@
-"""The fast backend: PyTorch's fused attention over the pages of one sequence at a time.
+"""The fast backend: PyTorch's fused attention for prefill, a cascade of products for decode.
 
-A run of consecutive blocks is read in place; other tables are gathered first. Query rows are
-taken in tiles, so a cold prefill computes little above the diagonal and no mask grows large.
+Prefill goes sequence by sequence in tiles of query rows, so a cold prefill computes little above
+the diagonal and no mask grows large. Decode rows go together (see cascade.py), except where a
+layer has a window.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from prefixd.worker.attention.batch import AttentionBatch, SequenceRows
+from prefixd.worker.attention.cascade import DecodeCascade, build_cascade
+from prefixd.worker.attention.pages import Stretch, whole_stretch
 from prefixd.worker.attention.seam import LayerTraits, first_visible
 
 QUERY_TILE_ROW_COUNT = 128
@@ -30,106 +35,118 @@ class SdpaBackend:
         return token_count
 
     def plan(self, batch: AttentionBatch) -> "SdpaPlan":
-        """Finds out where the pages of each sequence lie."""
-        contexts = tuple(
-            _context_of(batch, index, rows) for index, rows in enumerate(batch.sequences)
-        )
-        return SdpaPlan(contexts)
-
-
-@dataclass(frozen=True, slots=True)
-class _Context:
-    """One sequence's rows and its pages: a slice of the pool, or the slots one by one."""
-
-    rows: SequenceRows
-    slots: slice | Tensor
-
-    def read(self, pool: Tensor) -> Tensor:
-        """The context's K or V: (context tokens, kv heads, width), a view where it can be."""
-        if isinstance(self.slots, slice):
-            return pool[self.slots]
-        return pool.index_select(0, self.slots)
+        """Separates decode rows from the rest."""
+        single = [rows for rows in batch.sequences if rows.query_token_count == 1]
+        several = [rows for rows in batch.sequences if rows.query_token_count > 1]
+        cascade = None
+        if single:
+            device = batch.slots.device
+            cascade = build_cascade(single, block_size=batch.block_size, device=device)
+        return SdpaPlan(batch, tuple(several), cascade)
 
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    """Some query rows of one sequence, relative to its first, and the positions they read."""
+    """Some query rows of a sequence: rows of the pass, and what they read of its stretch."""
 
-    first_row: int
-    end_row: int
-    first_position: int
-    end_position: int
+    rows: slice
+    keys: slice
     bias: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
-class SdpaPlan:
-    """Contexts of the pass, and its masks per window, made once and used by every layer."""
+class _Reading:
+    """What one sequence reads in a layer, and its query tiles over it."""
 
-    contexts: tuple[_Context, ...]
-    _tiles: dict[int | None, tuple[tuple[_Tile, ...], ...]] = field(default_factory=dict)
+    stretch: Stretch
+    tiles: tuple[_Tile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SdpaPlan:
+    """Contexts of the pass and its masks per window, made once and used by every layer.
+
+    ``several`` are the sequences with more than one row, ``cascade`` holds the others.
+    """
+
+    batch: AttentionBatch
+    several: tuple[SequenceRows, ...]
+    cascade: DecodeCascade | None
+    _readings: dict[int | None, tuple[_Reading, ...]] = field(default_factory=dict)
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, traits: LayerTraits) -> Tensor:
         """See the seam."""
         output = query.new_zeros((*query.shape[:2], values.shape[-1]))
-        attend_tile = _attend_fused if _is_plain(traits) else _attend_composed
-        for context, tiles in zip(self.contexts, self._tiles_for(query, traits), strict=True):
-            context_keys, context_values = context.read(keys), context.read(values)
-            for tile in tiles:
-                start = context.rows.query_start
-                rows = slice(start + tile.first_row, start + tile.end_row)
-                positions = slice(tile.first_position, tile.end_position)
-                output[rows] = attend_tile(
-                    query[rows], context_keys[positions], context_values[positions], tile, traits
+        if self.cascade is not None and traits.window_token_count is None:
+            output[self.cascade.rows] = self.cascade.attend(query, keys, values, traits)
+        is_plain = traits.softcap is None and traits.sinks is None
+        attend_tile = _attend_fused if is_plain else _attend_composed
+        for reading in self._readings_for(query, traits):
+            read_keys, read_values = reading.stretch.read(keys), reading.stretch.read(values)
+            for tile in reading.tiles:
+                output[tile.rows] = attend_tile(
+                    query[tile.rows], read_keys[tile.keys], read_values[tile.keys], tile, traits
                 )
         return output
 
-    def _tiles_for(self, query: Tensor, traits: LayerTraits) -> tuple[tuple[_Tile, ...], ...]:
+    def _readings_for(self, query: Tensor, traits: LayerTraits) -> tuple[_Reading, ...]:
         window = traits.window_token_count
-        if window not in self._tiles:
-            self._tiles[window] = tuple(
-                tuple(_tiles_of(context.rows, traits, query)) for context in self.contexts
+        if window not in self._readings:
+            sequences = self.several if window is None else self.batch.sequences
+            self._readings[window] = _build_readings(
+                sequences, traits, query, block_size=self.batch.block_size
             )
-        return self._tiles[window]
+        return self._readings[window]
 
 
-def _context_of(batch: AttentionBatch, index: int, rows: SequenceRows) -> _Context:
-    block_count = -(-rows.context_token_count // batch.block_size)
-    first = rows.block_ids[0]
-    if rows.block_ids[:block_count] == tuple(range(first, first + block_count)):
-        start = first * batch.block_size
-        return _Context(rows, slice(start, start + rows.context_token_count))
-    return _Context(rows, batch.context_slots(index))
+def _build_readings(
+    sequences: Sequence[SequenceRows], traits: LayerTraits, query: Tensor, *, block_size: int
+) -> tuple[_Reading, ...]:
+    readings = []
+    for rows in sequences:
+        first_position = first_visible(rows.start_position, traits)
+        stretch = whole_stretch(
+            np.asarray(rows.block_ids, dtype=np.int64),
+            first_position=first_position,
+            end_position=rows.context_token_count,
+            block_size=block_size,
+            device=query.device,
+        )
+        tiles = tuple(
+            _tile(rows, traits, query, first_row=first_row, first_position=first_position)
+            for first_row in range(0, rows.query_token_count, QUERY_TILE_ROW_COUNT)
+        )
+        readings.append(_Reading(stretch, tiles))
+    return tuple(readings)
 
 
-def _tiles_of(rows: SequenceRows, traits: LayerTraits, query: Tensor) -> list[_Tile]:
-    tiles = []
-    for first_row in range(0, rows.query_token_count, QUERY_TILE_ROW_COUNT):
-        end_row = min(first_row + QUERY_TILE_ROW_COUNT, rows.query_token_count)
-        start = rows.start_position + first_row
-        end = rows.start_position + end_row
-        first = first_visible(start, traits)
-        bias = None
-        # A single row sees everything from `first` to itself.
-        if end_row - first_row > 1:
-            window = traits.window_token_count
-            bias = _bias(query, start=start, end=end, first=first, window=window)
-        tiles.append(_Tile(first_row, end_row, first, end, bias))
-    return tiles
+def _tile(
+    rows: SequenceRows, traits: LayerTraits, query: Tensor, *, first_row: int, first_position: int
+) -> _Tile:
+    """Rows from ``first_row`` of a sequence over a stretch that begins at ``first_position``."""
+    end_row = min(first_row + QUERY_TILE_ROW_COUNT, rows.query_token_count)
+    start, end = rows.start_position + first_row, rows.start_position + end_row
+    first_key = first_visible(start, traits)
+    bias = None
+    # A single row sees everything from `first_key` to itself.
+    if end - start > 1:
+        window = traits.window_token_count
+        bias = _bias(query, start=start, end=end, first_key=first_key, window=window)
+    return _Tile(
+        rows=slice(rows.query_start + first_row, rows.query_start + end_row),
+        keys=slice(first_key - first_position, end - first_position),
+        bias=bias,
+    )
 
 
-def _bias(query: Tensor, *, start: int, end: int, first: int, window: int | None) -> Tensor:
-    """0 where a query at [start, end) sees a key at [first, end), minus infinity elsewhere."""
+def _bias(query: Tensor, *, start: int, end: int, first_key: int, window: int | None) -> Tensor:
+    """0 where a query at [start, end) sees a key at [first_key, end), minus infinity elsewhere."""
     queries = torch.arange(start, end, device=query.device)[:, None]
-    keys = torch.arange(first, end, device=query.device)[None, :]
+    keys = torch.arange(first_key, end, device=query.device)[None, :]
     hidden = keys > queries
     if window is not None:
         hidden |= keys <= queries - window
     return torch.zeros_like(hidden, dtype=query.dtype).masked_fill_(hidden, -torch.inf)
-
-
-def _is_plain(traits: LayerTraits) -> bool:
-    return traits.softcap is None and traits.sinks is None
 
 
 def _attend_fused(

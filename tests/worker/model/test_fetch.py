@@ -77,7 +77,7 @@ def test_command_prints_the_folder_or_one_line_of_error(tmp_path: Path) -> None:
 
 
 def test_conversion_restores_weights_configuration_and_tokenizer(tmp_path: Path) -> None:
-    """A tiny model written as GGUF, rotary halves interleaved, comes back bit for bit; its chat template too."""
+    """A tiny model written as GGUF comes back bit for bit, with its chat template."""
     model = random_model(llama_config(vocab_size=258, tie_word_embeddings=True))
     state = {name: tensor.numpy() for name, tensor in model.network.state_dict().items()}
     source = tmp_path / "tiny.gguf"

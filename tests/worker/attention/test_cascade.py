@@ -1,0 +1,131 @@
+"""Decode rows together: every row reads its context once, and what rows share is read once."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prefixd.worker.attention.batch import SequenceRows, build_batch
+from prefixd.worker.attention.cascade import Branch, DecodeCascade, build_cascade
+from prefixd.worker.attention.reference import ReferenceBackend
+from prefixd.worker.attention.sdpa import SdpaBackend
+from prefixd.worker.attention.seam import LayerTraits
+from tests.support.models import CPU
+
+BLOCK_COUNT = 64
+
+
+def slots_of(branch: Branch) -> list[int]:
+    """The slots that a branch reads, in order of position."""
+    slots = branch.stretch.slots
+    if isinstance(slots, slice):
+        return list(range(slots.start, slots.stop))
+    return slots.tolist()
+
+
+def decode_rows(tables: list[list[int]], contexts: list[int]) -> list[SequenceRows]:
+    """One query row per table."""
+    return [
+        SequenceRows(index, 1, context, tuple(table))
+        for index, (table, context) in enumerate(zip(tables, contexts, strict=True))
+    ]
+
+
+@st.composite
+def forests(draw: st.DrawFn) -> tuple[int, list[SequenceRows]]:
+    """A block size, and sequences whose tables begin with prefixes of earlier ones' tables."""
+    block_size = draw(st.sampled_from([1, 4, 16, 64]))
+    fresh = iter(draw(st.permutations(range(1, BLOCK_COUNT))))
+    tables: list[list[int]] = []
+    contexts: list[int] = []
+    for _ in range(draw(st.integers(1, 6))):
+        prefix: list[int] = []
+        if tables and draw(st.booleans()):
+            index = draw(st.integers(0, len(tables) - 1))
+            full_count = contexts[index] // block_size
+            prefix = tables[index][: draw(st.integers(0, full_count))]
+        own = [next(fresh) for _ in range(draw(st.integers(1, 8)))]
+        if draw(st.booleans()):
+            own.sort()  # makes consecutive runs likelier
+        table = prefix + own
+        last = draw(st.integers(1, block_size))
+        tables.append(table)
+        contexts.append((len(table) - 1) * block_size + last)
+    return block_size, decode_rows(tables, contexts)
+
+
+@settings(max_examples=100)
+@given(forests())
+def test_branches_give_each_row_its_context_once(forest: tuple[int, list[SequenceRows]]) -> None:
+    """Every position of every row, at the slot that its table says."""
+    block_size, sequences = forest
+    cascade = build_cascade(sequences, block_size=block_size, device=CPU)
+    assert sorted(cascade.rows.tolist()) == list(range(len(sequences)))
+    for place, row in enumerate(cascade.rows.tolist()):
+        seen: dict[int, int] = {}
+        for branch in cascade.branches:
+            if branch.first_row <= place < branch.end_row:
+                positions = range(branch.stretch.first_position, branch.stretch.end_position)
+                assert not seen.keys() & set(positions)
+                seen.update(zip(positions, slots_of(branch), strict=True))
+        rows = sequences[row]
+        expected = {
+            position: rows.block_ids[position // block_size] * block_size + position % block_size
+            for position in range(rows.context_token_count)
+        }
+        assert expected == seen
+
+
+@settings(max_examples=100)
+@given(forests())
+def test_no_slot_is_read_by_two_branches(forest: tuple[int, list[SequenceRows]]) -> None:
+    """Shared blocks are read once, however many rows share them and however deep."""
+    block_size, sequences = forest
+    cascade = build_cascade(sequences, block_size=block_size, device=CPU)
+    reads = Counter(slot for branch in cascade.branches for slot in slots_of(branch))
+    assert {1} == set(reads.values())
+
+
+@settings(max_examples=50)
+@given(forests(), st.sampled_from([None, 2.0]), st.booleans())
+def test_cascade_equals_reference(
+    forest: tuple[int, list[SequenceRows]], softcap: float | None, has_sinks: bool
+) -> None:
+    """The numbers, with grouped heads, soft caps and sinks."""
+    block_size, sequences = forest
+    generator = torch.Generator().manual_seed(block_size)
+    query = torch.randn(len(sequences), 6, 8, generator=generator)
+    keys, values = torch.randn(2, BLOCK_COUNT * block_size, 2, 8, generator=generator)
+    sinks = torch.randn(6, generator=generator) if has_sinks else None
+    traits = LayerTraits(scaling=0.5, softcap=softcap, sinks=sinks)
+    slots = torch.zeros(len(sequences), dtype=torch.int64)
+    batch = build_batch(slots, sequences, block_size=block_size)
+    expected = ReferenceBackend().plan(batch).attend(query, keys, values, traits)
+    actual = SdpaBackend().plan(batch).attend(query, keys, values, traits)
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_shared_run_is_one_view_of_the_pool() -> None:
+    """Three rows on one document of consecutive blocks: one slice for all, nothing gathered."""
+    document = list(range(10, 30))
+    tables = [[*document, 40], [*document, 35, 41], [*document, 50]]
+    cascade = build_cascade(decode_rows(tables, [330, 350, 321]), block_size=16, device=CPU)
+    shared = [branch for branch in cascade.branches if branch.end_row - branch.first_row == 3]
+    assert [slice(160, 480)] == [branch.stretch.slots for branch in shared]
+
+
+@pytest.mark.parametrize("run_block_count", [3, 4])
+def test_short_runs_are_gathered_together(run_block_count: int) -> None:
+    """A run of 64 tokens is read in place, shorter neighbours share one gather."""
+    run = list(range(20, 20 + run_block_count))
+    table = [9, 3, *run, 7, 5]
+    cascade: DecodeCascade = build_cascade(
+        decode_rows([table], [16 * len(table)]), block_size=16, device=CPU
+    )
+    kinds = [type(branch.stretch.slots) for branch in cascade.branches]
+    expected = {3: [torch.Tensor], 4: [torch.Tensor, slice, torch.Tensor]}
+    assert expected[run_block_count] == kinds

@@ -1,0 +1,93 @@
+"""Where a stretch of a block table lies in the pool: a slice where it can be, else its slots."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+# A shorter run of consecutive blocks is cheaper to gather with its neighbours than to read alone.
+RUN_TOKEN_COUNT_MIN = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Positions [first, end) of a sequence and the slots that hold them, a slice or one by one."""
+
+    first_position: int
+    end_position: int
+    slots: slice | Tensor
+
+    @property
+    def token_count(self) -> int:
+        """Positions it covers."""
+        return self.end_position - self.first_position
+
+    def read(self, pool: Tensor) -> Tensor:
+        """Its K or V: (tokens, kv heads, width), a view of the pool where it can be."""
+        if isinstance(self.slots, slice):
+            return pool[self.slots]
+        return pool.index_select(0, self.slots)
+
+
+def whole_stretch(
+    blocks: NDArray[np.int64],
+    *,
+    first_position: int,
+    end_position: int,
+    block_size: int,
+    device: torch.device,
+) -> Stretch:
+    """One stretch over positions [first, end) of a block table: a slice only if all is one run."""
+    table = blocks[first_position // block_size : -(-end_position // block_size)]
+    if (np.diff(table) == 1).all():
+        start = int(table[0]) * block_size + first_position % block_size
+        slots: slice | Tensor = slice(start, start + end_position - first_position)
+    else:
+        positions = np.arange(first_position, end_position)
+        slots = torch.from_numpy(_slots_of(blocks, positions, block_size)).to(device)
+    return Stretch(first_position, end_position, slots)
+
+
+def split_stretches(
+    blocks: NDArray[np.int64],
+    *,
+    first_position: int,
+    end_position: int,
+    block_size: int,
+    device: torch.device,
+) -> Iterator[Stretch]:
+    """Positions [first, end) of a block table as slices for long runs, the rest gathered.
+
+    ``first_position`` begins a block.
+    """
+    assert first_position % block_size == 0, (first_position, block_size)
+    first_block = first_position // block_size
+    table = blocks[first_block : -(-end_position // block_size)]
+    borders = [0, *(np.flatnonzero(np.diff(table) != 1) + 1).tolist(), len(table)]
+    pending = first_position
+    for start, end in pairwise(borders):
+        run_first = first_position + start * block_size
+        run_end = min(first_position + end * block_size, end_position)
+        if run_end - run_first < RUN_TOKEN_COUNT_MIN:
+            continue
+        if pending < run_first:
+            positions = np.arange(pending, run_first)
+            slots = torch.from_numpy(_slots_of(blocks, positions, block_size)).to(device)
+            yield Stretch(pending, run_first, slots)
+        slot = int(table[start]) * block_size
+        yield Stretch(run_first, run_end, slice(slot, slot + run_end - run_first))
+        pending = run_end
+    if pending < end_position:
+        positions = np.arange(pending, end_position)
+        slots = torch.from_numpy(_slots_of(blocks, positions, block_size)).to(device)
+        yield Stretch(pending, end_position, slots)
+
+
+def _slots_of(
+    blocks: NDArray[np.int64], positions: NDArray[np.int64], block_size: int
+) -> NDArray[np.int64]:
+    return blocks[positions // block_size] * block_size + positions % block_size
