@@ -34,7 +34,9 @@ from prefixd.worker.model_setup import load_runner
 from prefixd.worker.rpc.listening import (
     CONTROLLER_ADDRESS_DEFAULT,
     WORKER_ADDRESS_DEFAULT,
+    AddressInvalid,
     AddressUnusable,
+    checked_target,
 )
 from prefixd.worker.server import build, serve
 
@@ -91,12 +93,11 @@ def main(
     ] = "info",
 ) -> None:
     """Run a worker: it holds the paged KV of one model and generates answers with it."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _end_while_loading)
     try:
         if log_level not in LOG_LEVELS:
             raise ConfigInvalid(f"--log-level must be one of {', '.join(LOG_LEVELS)}")
         log = json_logger(log_level)
+        targets = tuple(checked_target(text) for text in listen)
         model_config = ModelConfig(
             model=model,
             attention_backend=attention_backend,
@@ -111,14 +112,14 @@ def main(
         runner = load_runner(model_config, report=lambda line: log.info("model_fetch", step=line))
         config = WorkerConfig(
             controller=controller,
-            listen=tuple(listen),
+            listen=targets,
             pool_name=pool_name or runner.model.name,
             limits=limits,
             lease_ms=lease_ms or None,
             controller_wait_s=controller_wait_s,
         )
         is_idle = asyncio.run(_run(config, runner, log, attention_backend))
-    except ConfigInvalid as error:
+    except (ConfigInvalid, AddressInvalid) as error:
         _fail(str(error), status=2)
     except AddressUnusable as error:
         _fail(str(error), status=1)
@@ -171,4 +172,6 @@ def _refuse_optimized() -> None:
 
 if __name__ == "__main__":
     _refuse_optimized()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _end_while_loading)
     app()

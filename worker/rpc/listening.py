@@ -12,10 +12,26 @@ WORKER_ADDRESS_DEFAULT = "127.0.0.1:7601"
 CONTROLLER_ADDRESS_DEFAULT = "127.0.0.1:7600"
 """Where a worker looks for its controller, unless told otherwise."""
 UNIX_PREFIX = "unix:"
+PORT_MAX = 65_535
+
+
+class AddressInvalid(Exception):
+    """An address cannot be read."""
 
 
 class AddressUnusable(Exception):
-    """An address cannot be read or served."""
+    """An address cannot be served."""
+
+
+def checked_target(text: str) -> str:
+    """The address as gRPC takes it. Raises AddressInvalid with what is wrong."""
+    if text.startswith(UNIX_PREFIX):
+        path = text.removeprefix(UNIX_PREFIX).removeprefix("//")
+        return f"{UNIX_PREFIX}{os.path.abspath(path)}"
+    host, colon, port = text.rpartition(":")
+    if not (colon and host and port.isascii() and port.isdigit() and int(port) <= PORT_MAX):
+        raise AddressInvalid(f"{text!r} is neither HOST:PORT nor unix:PATH")
+    return text
 
 
 class SocketLock:
@@ -53,7 +69,7 @@ class Listening:
         self._locks: list[SocketLock] = []
 
     def bind(self, server: grpc.aio.Server, targets: tuple[str, ...]) -> None:
-        """Binds every target. Raises AddressUnusable, naming the one that failed."""
+        """Binds targets as `checked_target` gives them. Raises AddressUnusable, naming the one."""
         try:
             self.addresses = tuple(self._bind(server, target) for target in targets)
         except AddressUnusable:
@@ -66,15 +82,11 @@ class Listening:
             self._locks.pop().release()
 
     def _bind(self, server: Any, target: str) -> str:
-        host, colon, port = target.rpartition(":")
-        if target.startswith(UNIX_PREFIX):
-            path = Path(os.path.abspath(target.removeprefix(UNIX_PREFIX).removeprefix("//")))
-            target = f"{UNIX_PREFIX}{path}"
-            self._locks.append(SocketLock(path))
-        elif not (colon and host and port.isascii() and port.isdigit()):
-            raise AddressUnusable(f"{target!r} is neither HOST:PORT nor unix:PATH")
+        is_unix = target.startswith(UNIX_PREFIX)
+        if is_unix:
+            self._locks.append(SocketLock(Path(target.removeprefix(UNIX_PREFIX))))
         try:
-            bound_port = server.add_insecure_port(target)
+            port = server.add_insecure_port(target)
         except RuntimeError as error:
             raise AddressUnusable(f"cannot listen on {target}: in use or not ours") from error
-        return target if target.startswith(UNIX_PREFIX) else f"{host}:{bound_port}"
+        return target if is_unix else f"{target.rpartition(':')[0]}:{port}"

@@ -1,0 +1,24 @@
+"""A tiny model in a folder, and a controller for each test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.controller import ControllerThread, controller_thread
+from tests.support.tiny_model import write_tiny_model
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama of 258 tokens with a byte-level tokenizer and a chat template."""
+    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def controller() -> Iterator[ControllerThread]:
+    """An in-process controller."""
+    with controller_thread() as running:
+        yield running
