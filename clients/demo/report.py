@@ -40,8 +40,8 @@ def question_line(console: Console, asked: Asked) -> None:
     """One question as soon as it is answered."""
     answer = asked.answer
     console.print(
-        f"[bold]{escape(asked.question)}[/] [green]{escape(answer.text.strip())}[/] "
-        f"[dim](first token after {_seconds(answer.time_to_first_token_ms)})[/]"
+        f"asked: {escape(asked.question)} [dim](first token after "
+        f"{_seconds(answer.time_to_first_token_ms)})[/]"
     )
 
 
@@ -96,17 +96,25 @@ def grpcurl_answer(console: Console, block_ids: Sequence[int]) -> None:
     )
 
 
-def comparison(console: Console, cached: Asked, computed: Asked) -> None:
+def comparison_title(console: Console) -> None:
+    """Says what is compared."""
+    console.print(
+        "\n[bold]The same questions the other way[/]: computed as a whole where the cache was used, "
+        "from the cache where it was not"
+    )
+
+
+def comparison(console: Console, first: Asked, again: Asked) -> None:
     """One question with and without the cache."""
-    same = cached.answer.token_ids == computed.answer.token_ids
+    same = first.answer.token_ids == again.answer.token_ids
     word = "[green]identical[/]" if same else "[red]different[/]"
     console.print(
-        f"{escape(cached.question)} first token after "
-        f"{_seconds(computed.answer.time_to_first_token_ms)}, answer {word}"
+        f"{escape(again.question)} {again.answer.cached_token_count:,} cached tokens, first token "
+        f"after {_seconds(again.answer.time_to_first_token_ms)}, answer {word}"
     )
     if not same:
-        console.print(f"  with the cache:    {escape(cached.answer.text)}")
-        console.print(f"  without the cache: {escape(computed.answer.text)}")
+        console.print(f"  first: {escape(first.answer.text)}")
+        console.print(f"  again: {escape(again.answer.text)}")
 
 
 def verdict(console: Console, *, identical: bool, must_be_identical: bool) -> bool:
