@@ -28,7 +28,7 @@ class Match:
     """The longest run of indexed blocks behind a table of `start_block` blocks.
 
     `last_count` blocks of the last node match; `published_count` counts the leading written blocks,
-    `idle_count` those that nobody holds.
+    `idle_count` those that could be handed out instead: nobody holds them or withholds them (S22).
     """
 
     start_block: int
@@ -86,7 +86,7 @@ class PrefixIndex:
             lane = node.lane
             if match.published_count == at - start_block:
                 match.published_count += min(count, lane.published_count)
-            if lane.is_linked:
+            if lane.is_linked and not lane.withheld:
                 match.idle_count += count
             match.path.append(node)
             match.last_count = count

@@ -178,7 +178,7 @@ class NaivePool:
         if new_block_count > len(supply):
             raise Refused(
                 "POOL_EXHAUSTED",
-                needed_count=new_block_count + len(set(matched) & set(self.free)),
+                needed_count=new_block_count + len(set(matched) & set(available)),
                 available_count=len(available),
             )
 
@@ -258,10 +258,15 @@ class NaivePool:
         ]
 
     def release(self, sequence: NaiveSequence, *, kept_block_count: int) -> None:
-        """Gives back a table's blocks behind the kept ones, from the end (S17)."""
+        """Gives back a table's blocks behind the kept ones, from the end (S17).
+
+        An idle block whose copy stood in the table is refreshed as if it had stood there itself:
+        otherwise it could be evicted before the blocks that follow it (S19).
+        """
         uncached: list[BlockId] = []
         while len(sequence.table) > kept_block_count:
             block = sequence.table.pop()
+            self._refresh_twin(sequence, block)
             if block in self.reference_counts():
                 continue
             place = self.place_of_block(block)
@@ -276,6 +281,15 @@ class NaivePool:
                 if block in self.copy_blocks:
                     self.copy_blocks.remove(block)
         self.free[:0] = uncached
+
+    def _refresh_twin(self, sequence: NaiveSequence, block: BlockId) -> None:
+        depth = len(sequence.table)
+        if not sequence.cacheable or depth >= sequence.completed:
+            return
+        indexed = self.index.get(sequence.place(depth), block)
+        if indexed != block and indexed in self.free:
+            self.free.remove(indexed)
+            self.free.append(indexed)
 
     def written_copies_of(self, place: Place) -> list[BlockId]:
         """Returns the private copies of a place whose KV is written."""
