@@ -300,16 +300,17 @@ class NaivePool:
         return min(copies, key=self.copy_blocks.index)
 
     def settle_twins(self) -> None:
-        """Lets copies that have just been written take the places of idle and pending twins."""
-        for place in {
-            place: None
-            for sequence in self.sequences.values()
-            if sequence.cacheable
-            for place in map(sequence.place, range(sequence.completed))
-        }:
+        """Lets copies that have just been written take the places of idle and pending twins, the
+        oldest first."""
+        for copy in list(self.copy_blocks):
+            place = self._place_of_copy(copy)
             written = self.written_copies_of(place)
             if written:
                 self._enter(place, self.oldest(written))
+
+    def _place_of_copy(self, copy: BlockId) -> Place:
+        sequence = next(one for one in self.sequences.values() if copy in one.table)
+        return sequence.place(sequence.table.index(copy))
 
     def cut_tables(self) -> dict[Handle, int]:
         """Takes back what the unexecuted steps scheduled: unwritten blocks leave the index, and
