@@ -136,15 +136,23 @@ def text_request(text: str, **fields: Any) -> worker_pb2.GenerateRequest:
 
 def wait_idle(control: Stubs, pool_name: str) -> inspect_pb2.Pool:
     """Waits until no sequence of the pool is open: closes travel behind an answer's last part."""
+    request = inspect_pb2.GetPoolRequest(pool_name=pool_name)
+
+    def pool() -> inspect_pb2.Pool:
+        shown: inspect_pb2.Pool = control.inspect.GetPool(request).pool
+        return shown
+
+    wait_until(lambda: pool().sequence_count == 0)
+    return pool()
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """Asks again and again, where no event tells."""
     deadline = time.monotonic() + TIMEOUT_S
     pause = threading.Event()
-    while time.monotonic() < deadline:
-        request = inspect_pb2.GetPoolRequest(pool_name=pool_name)
-        pool: inspect_pb2.Pool = control.inspect.GetPool(request).pool
-        if pool.sequence_count == 0 and pool.executed_step_id >= pool.applied_step_id - 1:
-            return pool
+    while not is_so():
+        assert time.monotonic() < deadline, "it did not come to be in time"
         pause.wait(0.01)
-    raise AssertionError(f"pool {pool_name} is still in use")
 
 
 class WorkerThread:
