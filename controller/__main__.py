@@ -15,6 +15,11 @@ from typing import Annotated
 
 import typer
 
+# The core's assertions guard other people's KV; -O would remove them.
+if not __debug__:
+    print("prefixd controller: refuses to run under python -O", file=sys.stderr)
+    raise SystemExit(2)
+
 # gRPC's own complaints about a taken port would stand beside our one clear line.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
@@ -112,13 +117,5 @@ def _fail(message: str, *, status: int) -> None:
     raise typer.Exit(status)
 
 
-def _refuse_optimized() -> None:
-    # The core's assertions guard other people's KV; -O would remove them.
-    if not __debug__:
-        print("prefixd controller: refuses to run under python -O", file=sys.stderr)
-        raise SystemExit(2)
-
-
 if __name__ == "__main__":
-    _refuse_optimized()
     app()

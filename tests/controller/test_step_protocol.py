@@ -167,7 +167,7 @@ def undisturbed(calls: Stubs, controller: ControllerThread) -> EndState:
     return state
 
 
-STEP_COUNT = 23
+STEP_COUNT = 22
 """Steps of the undisturbed run: the faults below are tried at each of them."""
 
 

@@ -123,8 +123,8 @@ def test_refused_entry_stands_among_the_outcomes(calls):
     kinds = [outcome.WhichOneof("outcome") for outcome in response.outcomes]
     assert kinds == ["open", "refusal", "refusal", "refusal"]
     exhausted = response.outcomes[1].refusal
-    assert dict(exhausted.numbers)["available_block_count"] == 0
-    assert dict(exhausted.numbers)["needed_block_count"] == 1
+    assert dict(exhausted.numbers)["available_count"] == 0
+    assert dict(exhausted.numbers)["needed_count"] == 1
 
 
 def test_failed_step_cuts_its_sequences(calls):

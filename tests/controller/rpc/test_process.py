@@ -1,3 +1,4 @@
+import hashlib
 import json
 import signal
 import subprocess
@@ -5,11 +6,21 @@ import sys
 import time
 from pathlib import Path
 
+import cbor2
 import grpc
 import pytest
+from typer.testing import CliRunner
 
+from prefixd.controller.__main__ import app
+from prefixd.controller.config import Config
 from prefixd.v1 import errors_pb2, inspect_pb2
-from tests.support.controller import ControllerProcess, controller_process, stubs
+from tests.support.controller import (
+    ANY_PORT,
+    ControllerProcess,
+    controller_process,
+    controller_thread,
+    stubs,
+)
 from tests.support.driver import Driver, SessionClient
 
 BLOCK_TORCH = """
@@ -142,13 +153,12 @@ def test_controller_runs_without_torch():
 )
 def test_bad_option_is_one_clear_line(options, said):
     """An option that cannot be used ends the process with status 2 and says why."""
-    controller = ControllerProcess(*options)
-    try:
-        assert controller.wait_ended() == 2
-        assert len(controller.log) == 1
-        assert said in controller.log[0]
-    finally:
-        controller.close()
+    result = CliRunner().invoke(app, options)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("prefixd controller: ")
+    assert result.stderr.count("\n") == 1
+    assert said in result.stderr
 
 
 def test_unknown_option_is_refused_without_a_traceback():
@@ -177,21 +187,36 @@ def test_optimized_python_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("options", "environment", "is_equal"),
+    ("option", "variable", "seed"),
     [
-        (("--hash-seed", "a"), {"PYTHONHASHSEED": "1"}, False),
-        (("--hash-seed", "1"), {}, True),
-        ((), {"PYTHONHASHSEED": "1"}, True),
-        ((), {}, False),
+        ("a", "1", "a"),
+        (None, "1", "1"),
+        (None, "", ""),
+        (None, None, "vllm-none-hash"),
     ],
 )
-def test_s01_seed_is_the_option_else_pythonhashseed(options, environment, is_equal):
-    """S1: the option decides, else PYTHONHASHSEED, else the fixed seed of sha256*."""
-    roots = []
-    for extra, variables in ((("--hash-seed", "1"), {}), (options, environment)):
-        with controller_process("--listen", "127.0.0.1:0", *extra, environment=variables) as one:
-            roots.append(server_info(one.address).root_hash_hex)
-    assert (roots[0] == roots[1]) is is_equal
+def test_s01_seed_is_the_option_else_pythonhashseed(monkeypatch, option, variable, seed):
+    """S1: the option decides, else PYTHONHASHSEED verbatim, else the fixed seed of sha256*."""
+    if variable is None:
+        monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    else:
+        monkeypatch.setenv("PYTHONHASHSEED", variable)
+    with controller_thread(Config(listen=ANY_PORT, hash_seed=option)) as controller:
+        root = server_info(controller.address).root_hash_hex
+    assert root == hashlib.sha256(cbor2.dumps(seed, canonical=True)).hexdigest()
+
+
+def test_s01_random_seed_is_warned_of(monkeypatch):
+    """S1: xxhash* without a seed starts anywhere, and the log says so."""
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    config = Config(listen=ANY_PORT, hash_algorithm="xxhash_cbor")
+    roots = set()
+    for _ in range(2):
+        with controller_thread(config) as controller:
+            roots.add(server_info(controller.address).root_hash_hex)
+            events = [event["event"] for event in controller.log_events]
+        assert "hash_seed_random" in events
+    assert len(roots) == 2
 
 
 @pytest.fixture(scope="module")

@@ -105,7 +105,6 @@ MALFORMED = [
         "entries[0].extend.draft_token_count",
     ),
     ([], {"token_budget": -1}, "FIELD_INVALID", "token_budget"),
-    ([], {"step_id": 0}, "FIELD_INVALID", "step_id"),
     ([], {"executed_step_id": -1}, "FIELD_INVALID", "executed_step_id"),
     ([], {"executed_step_id": 9}, "FIELD_INVALID", "executed_step_id"),
     ([], {"failed_step_id": 7, "failed_step_id_last": 9}, "FIELD_INVALID", "failed_step_id"),
@@ -142,10 +141,11 @@ def test_malformed_step_names_its_field_and_changes_nothing(calls, entries, fiel
     assert accounts(calls) == before
 
 
-def test_step_out_of_order_says_which_id_is_next(calls):
+@pytest.mark.parametrize("step_id", [0, -1, 2, 5])
+def test_step_out_of_order_says_which_id_is_next(calls, step_id):
     """An id that is neither known nor next is ABORTED with the expected id."""
     driver = Driver(calls)
-    error = refused(lambda: driver.step(step_id=5))
+    error = refused(lambda: driver.step(step_id=step_id))
     assert (error.code, error.reason) == (grpc.StatusCode.ABORTED, "STEP_OUT_OF_ORDER")
     assert error.metadata["expected_step_id"] == "1"
 

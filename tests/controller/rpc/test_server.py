@@ -52,38 +52,32 @@ def test_reflection_shows_every_service(calls):
     assert {method.name for method in service.methods} == {"Session", "Step", "MatchPrefix"}
 
 
-def test_s21_flush_needs_an_idle_pool(calls):
-    """S21: flush fails while blocks are held or steps unconfirmed, then drops what is cached."""
+def test_s21_flush_of_a_busy_pool_counts_what_is_busy(calls):
+    """S21: flush fails while blocks are held or steps unconfirmed, says how many, and why."""
     driver = Driver(calls)
     driver.step(open_entry(1, list(range(9))))
     error = refused(lambda: flush(calls))
     assert (error.code, error.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "BLOCKS_IN_USE")
-    assert error.metadata["held_block_count"] == "3"
-    assert error.metadata["unconfirmed_step_count"] == "1"
+    assert error.metadata == {"held_block_count": "3", "unconfirmed_step_count": "1"}
     assert error.detail_names == ("ErrorInfo", "PreconditionFailure")
-    driver.step(close_entry(1))
-    assert refused(lambda: flush(calls)).reason == "BLOCKS_IN_USE"
-    driver.step()
-    driver.step(executed_step_id=3)
-    with session(driver) as client:
-        client.step(driver.request(executed_step_id=4))
-    assert refused(lambda: flush(calls)).metadata["unconfirmed_step_count"] == "1"
+    driver.step(close_entry(1), executed_step_id=0)
+    error = refused(lambda: flush(calls))
+    assert error.metadata == {"held_block_count": "0", "unconfirmed_step_count": "1"}
 
 
-def test_flush_of_a_confirmed_pool_drops_its_blocks(calls):
-    """Once its last step is failed or executed nothing is unconfirmed; flush is idempotent."""
-    driver = Driver(calls)
+def test_s21_flush_of_an_idle_pool_empties_it(calls):
+    """S21: flush drops what is cached and keeps the free order; again it drops nothing."""
+    driver = Driver(calls, block_count=6)
     driver.step(open_entry(1, list(range(9))))
     driver.step(close_entry(1))
-    driver.step(executed_step_id=2)
-    error = refused(lambda: flush(calls))
-    assert error.metadata["held_block_count"] == "0"
-    assert (
-        calls.inspect.GetPool(
-            inspect_pb2.GetPoolRequest(pool_name="pool")
-        ).pool.evictable_block_count
-        == 2
-    )
+    order = inspect_pb2.ListFreeBlocksRequest(pool_name="pool")
+    before = calls.inspect.ListFreeBlocks(order)
+    assert (flush(calls), flush(calls)) == (2, 0)
+    after = calls.inspect.ListFreeBlocks(order)
+    assert list(after.block_ids) == list(before.block_ids) == [3, 4, 5, 2, 1]
+    assert after.revision > before.revision
+    pool = calls.inspect.GetPool(inspect_pb2.GetPoolRequest(pool_name="pool")).pool
+    assert (pool.free_block_count, pool.evictable_block_count) == (5, 0)
 
 
 def test_handler_failure_leaves_as_internal_without_its_text(controller, calls, monkeypatch):
