@@ -11,8 +11,8 @@ Everything is vectorised over (sequence, split) pairs, here called units.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from prefixd.kernels.grouping import Units, group_units
 from prefixd.kernels.tiling import SPLIT_TOKEN_COUNT, Tiling
 from prefixd.kernels.work_list import Int32Array, Int64Array, PassLayout, WorkList, ranks_within
 
@@ -76,27 +76,6 @@ class _Splits:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Units:
-    """Pairs of a sequence and a split that it reads: int64 (units,) each.
-
-    ``row_starts`` and ``row_counts`` are the rows that see something of the split.
-    """
-
-    sequences: Int64Array
-    splits: Int64Array
-    row_starts: Int64Array
-    row_counts: Int64Array
-
-    def reordered(self, order: Int64Array) -> "_Units":
-        return _Units(
-            self.sequences[order],
-            self.splits[order],
-            self.row_starts[order],
-            self.row_counts[order],
-        )
-
-
 class Planner:
     """Makes work lists, and gives the last one again while nothing moved.
 
@@ -125,11 +104,11 @@ class Planner:
 def plan_work(layout: PassLayout, sizes: PlanSizes) -> WorkList:
     """Makes the work list of a pass from nothing."""
     units = _units_of(layout, _splits_of(layout, sizes), sizes)
-    order, group_starts = _group(units, layout, sizes)
-    units = units.reordered(order)
+    grouping = group_units(units, layout, sizes.split_token_count)
+    units = units.reordered(grouping.order)
     ranks = ranks_within(units.row_counts)
     split_rows = np.repeat(units.row_starts, units.row_counts) + ranks
-    narrow, wide = _split_items(units, group_starts, sizes)
+    narrow, wide = _split_items(units, grouping.group_starts, sizes)
     whole, whole_rows = _whole_items(layout, sizes, row_start=len(split_rows))
     reductions, partial_order = _reductions(
         split_rows, np.repeat(units.splits, units.row_counts), whole_rows, layout.row_count
@@ -158,7 +137,7 @@ def _splits_of(layout: PassLayout, sizes: PlanSizes) -> _Splits:
     return _Splits(first, end, np.minimum(end, layout.context_token_counts // split))
 
 
-def _units_of(layout: PassLayout, splits: _Splits, sizes: PlanSizes) -> _Units:
+def _units_of(layout: PassLayout, splits: _Splits, sizes: PlanSizes) -> Units:
     counts = splits.end - splits.first
     sequences = np.repeat(np.arange(len(counts)), counts)
     unit_splits = np.repeat(splits.first, counts) + ranks_within(counts)
@@ -170,69 +149,11 @@ def _units_of(layout: PassLayout, splits: _Splits, sizes: PlanSizes) -> _Units:
         reach = (unit_splits + 1) * sizes.split_token_count - 1 + sizes.window_token_count
         ends = np.minimum(ends, reach)
     row_starts = layout.query_starts[sequences] + first_positions - starts
-    return _Units(sequences, unit_splits, row_starts, ends - first_positions)
-
-
-def _group(units: _Units, layout: PassLayout, sizes: PlanSizes) -> tuple[Int64Array, Int64Array]:
-    """Orders units so that those that read the same blocks stand side by side.
-
-    Returns:
-        The order: int64 (units,); and where in it each group begins: int64 (groups,).
-    """
-    unit_count = len(units.sequences)
-    split = sizes.split_token_count
-    is_complete = (units.splits + 1) * split <= layout.context_token_counts[units.sequences]
-    # Blocks stand in one chain, so equal last blocks nearly always mean equal splits; what is
-    # equal in truth is decided below.
-    last_positions = (units.splits + 1) * split - 1
-    columns = np.minimum(last_positions // layout.block_size, layout.block_tables.shape[1] - 1)
-    last_blocks = layout.block_tables[units.sequences, columns].astype(np.int64)
-    keys = (units.splits << 32) | last_blocks
-    # Negative keys are nobody else's.
-    keys = np.where(is_complete, keys, -1 - np.arange(unit_count))
-    order = np.argsort(keys, kind="stable")
-    sorted_keys = keys[order]
-    begins = np.ones(unit_count, np.bool_)
-    begins[1:] = sorted_keys[1:] != sorted_keys[:-1]
-    joined = np.flatnonzero(~begins)
-    if len(joined):
-        leaders = order[np.flatnonzero(begins)[np.cumsum(begins) - 1][joined]]
-        differs = ~_same_blocks(units, order[joined], leaders, layout, split)
-        if differs.any():
-            return _regroup(order, begins, joined[differs])
-    return order, np.flatnonzero(begins)
-
-
-def _regroup(
-    order: Int64Array, begins: NDArray[np.bool_], apart: Int64Array
-) -> tuple[Int64Array, Int64Array]:
-    """Takes units out of the group that they only seemed to belong to, each for itself."""
-    stays = np.ones(len(order), np.bool_)
-    stays[apart] = False
-    starts = np.flatnonzero(begins[stays])
-    alone = np.arange(len(order) - len(apart), len(order))
-    return np.concatenate([order[stays], order[apart]]), np.concatenate([starts, alone])
-
-
-def _same_blocks(
-    units: _Units, left: Int64Array, right: Int64Array, layout: PassLayout, split: int
-) -> NDArray[np.bool_]:
-    """Whether units of the same split read the same blocks in it: bool (pairs,)."""
-    first_blocks = units.splits[left] * split // layout.block_size
-    # Complete splits only, so that all of these columns are there; the last one may be shared with
-    # the next split, whose blocks then decide as well.
-    count = -(-split // layout.block_size)
-    if split % layout.block_size:
-        count += 1
-    columns = np.minimum(first_blocks[:, None] + np.arange(count), layout.block_tables.shape[1] - 1)
-    left_blocks = layout.block_tables[units.sequences[left][:, None], columns]
-    right_blocks = layout.block_tables[units.sequences[right][:, None], columns]
-    same: NDArray[np.bool_] = (left_blocks == right_blocks).all(axis=1)
-    return same
+    return Units(sequences, unit_splits, row_starts, ends - first_positions)
 
 
 def _split_items(
-    units: _Units, group_starts: Int64Array, sizes: PlanSizes
+    units: Units, group_starts: Int64Array, sizes: PlanSizes
 ) -> tuple[Int32Array, Int32Array]:
     """Cuts the rows of each group into items: wide ones, and a narrow one where the rest fits."""
     row_ends = np.cumsum(units.row_counts)
@@ -257,7 +178,7 @@ def _split_items(
 
 
 def _items(
-    units: _Units,
+    units: Units,
     group_starts: Int64Array,
     row_starts: Int64Array,
     row_counts: Int64Array,

@@ -57,7 +57,7 @@ def make_layout(
 ) -> PassLayout:
     """Sequences of (query tokens, context tokens) with scattered tables.
 
-    `shared_block_counts[i]` is how many leading blocks sequence i + 1 has in common with sequence i.
+    `shared_block_counts[i]` is how many leading blocks sequence i + 1 shares with sequence i.
     """
     generator = np.random.default_rng(seed)
     counts = [-(-context // block_size) for _, context in queries_and_contexts]
