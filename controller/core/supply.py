@@ -71,6 +71,9 @@ class Supply:
             self._leave_table(block_id, uncached, is_read=is_read)
         for node, start in list(sequence.path()):
             lane = node.lane
+            if is_read:
+                # The place of an own copy too: what follows it must not outlive it (S19).
+                lane.read_step_id = step_id
             if start in sequence.copies:
                 own_block_id = self._twins.drop_copy(sequence, lane, start)
                 self._leave_table(own_block_id, uncached, is_read=is_read)
@@ -78,8 +81,6 @@ class Supply:
                     self._order.remove(lane)
                     self._append(lane, now_ms=now_ms, step_id=step_id)
                 continue
-            if is_read:
-                lane.read_step_id = step_id
             lane.holder_count -= 1
             if lane.holder_count:
                 continue

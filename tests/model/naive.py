@@ -261,7 +261,8 @@ class NaivePool:
         """Gives back a table's blocks behind the kept ones, from the end (S17).
 
         An idle block whose copy stood in the table is refreshed as if it had stood there itself:
-        otherwise it could be evicted before the blocks that follow it (S19).
+        otherwise it could be evicted before the blocks that follow it (S19). For the same reason it
+        is not handed out in a step that reads the copy.
         """
         uncached: list[BlockId] = []
         while len(sequence.table) > kept_block_count:
@@ -287,6 +288,8 @@ class NaivePool:
         if not sequence.cacheable or depth >= sequence.completed:
             return
         indexed = self.index.get(sequence.place(depth), block)
+        if block in self.busy_blocks:
+            self.busy_blocks.add(indexed)
         if indexed != block and indexed in self.free:
             self.free.remove(indexed)
             self.free.append(indexed)
