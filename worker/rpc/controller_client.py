@@ -92,6 +92,7 @@ class ControllerClient:
         self._is_lost = asyncio.Event()
         self._is_lost.set()
         self._outstanding: _Outstanding | None = None
+        self._reconnect_delay_s = RECONNECT_DELAY_S_MIN
 
     @property
     def registration(self) -> Registration | None:
@@ -115,16 +116,16 @@ class ControllerClient:
 
     async def run(self, worker_address: str) -> None:
         """Registers, holds the session and reconnects, until cancelled."""
-        delay_s = RECONNECT_DELAY_S_MIN
         while True:
             try:
                 if self._registration is None:
                     self._registration = await self._register(worker_address)
                 await self._hold_session(self._registration)
-                delay_s = RECONNECT_DELAY_S_MIN  # it was open: the controller lives
             except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError) as error:
                 reason = call_error_reason(error)
-                self._log.warning("controller_unreachable", reason=reason, retry_s=delay_s)
+                self._log.warning(
+                    "controller_unreachable", reason=reason, retry_s=self._reconnect_delay_s
+                )
                 if reason in EPOCH_ENDING_REASONS:
                     self._end_epoch()
             except asyncio.CancelledError:
@@ -132,8 +133,8 @@ class ControllerClient:
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
                     raise
-            await asyncio.sleep(delay_s)
-            delay_s = min(2 * delay_s, RECONNECT_DELAY_S_MAX)
+            await asyncio.sleep(self._reconnect_delay_s)
+            self._reconnect_delay_s = min(2 * self._reconnect_delay_s, RECONNECT_DELAY_S_MAX)
 
     async def step(
         self, request: cache_pb2.StepRequest, registration: Registration
@@ -218,6 +219,7 @@ class ControllerClient:
             if not isinstance(await session.read(), cache_pb2.SessionResponse):
                 return
             self._session = session
+            self._reconnect_delay_s = RECONNECT_DELAY_S_MIN
             self._log.info("session_opened", epoch=registration.epoch)
             self._is_ready.set()
             self._is_lost.clear()
