@@ -16,9 +16,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from prefixd.kernels.launch import Launch
 from prefixd.kernels.layer_kv import LayerKv
 from prefixd.kernels.options import AttentionOptions, check_attention
-from prefixd.kernels.reduction import reduce_partials
+from prefixd.kernels.reduction import reduction_launches
 from prefixd.kernels.tiling import Tile, Tiling, power_of_two_at_least
 from prefixd.kernels.work_buffers import WorkTensors
 
@@ -203,85 +204,99 @@ def paged_attention(
     Returns:
         (rows, query heads, value width), of the query's dtype; zeros for padding rows.
     """
-    check_attention(query, layer, work, options, tiling)
-    row_count, head_count, _ = query.shape
-    output = query.new_empty((row_count, head_count, layer.value_width))
-    partials = query.new_empty(
-        (work.partial_count, head_count, layer.value_width), dtype=torch.float32
-    )
-    statistics = query.new_empty((work.partial_count, head_count, 2), dtype=torch.float32)
-    for items, tile in ((work.narrow_items, tiling.narrow), (work.wide_items, tiling.wide)):
-        _launch(
-            query, layer, work, options, tile, items=items, output=partials, statistics=statistics
-        )
-    # Whole items write no statistics: any tensor does.
-    _launch(
-        query,
-        layer,
-        work,
-        options,
-        tiling.wide,
-        items=work.whole_items,
-        output=output,
-        statistics=statistics,
-        is_whole=True,
-    )
-    reduce_partials(partials, statistics, work, options, output)
+    output = query.new_empty((*query.shape[:2], layer.value_width))
+    for launch in attention_launches(query, layer, work, options, tiling, output=output):
+        launch.run()
     return output
 
 
-def _launch(
+def attention_launches(
     query: Tensor,
     layer: LayerKv,
     work: WorkTensors,
     options: AttentionOptions,
-    tile: Tile,
+    tiling: Tiling,
     *,
+    output: Tensor,
+) -> list[Launch]:
+    """The launches of ``paged_attention``, which fill ``output``, in their order."""
+    check_attention(query, layer, work, options, tiling)
+    shape = (work.partial_count, *output.shape[1:])
+    partials = query.new_empty(shape, dtype=torch.float32)
+    statistics = query.new_empty((*shape[:2], 2), dtype=torch.float32)
+    launches = []
+    for items, tile, target in (
+        (work.narrow_items, tiling.narrow, partials),
+        (work.wide_items, tiling.wide, partials),
+        (work.whole_items, tiling.wide, output),
+    ):
+        if items.shape[0]:
+            launches.append(
+                Launch(
+                    attention_kernel,
+                    (items.shape[0], layer.head_count),
+                    _arguments(query, layer, work, options, items, target, statistics),
+                    {**_constants(query, layer, work, options, tile), "WHOLE": target is output},
+                    tile.warp_count,
+                    tile.stage_count,
+                )
+            )
+    return [*launches, *reduction_launches(partials, statistics, work, options, output)]
+
+
+def _arguments(
+    query: Tensor,
+    layer: LayerKv,
+    work: WorkTensors,
+    options: AttentionOptions,
     items: Tensor,
     output: Tensor,
     statistics: Tensor,
-    is_whole: bool = False,
-) -> None:
-    if not items.shape[0]:
-        return
-    window, softcap, sinks = options.window_token_count, options.softcap, options.sinks
-    attention_kernel[(items.shape[0], layer.head_count)](
-        query,
-        layer.keys,
-        layer.values,
-        # What a layer lacks is never read.
-        query if layer.key_scales is None else layer.key_scales,
-        query if layer.value_scales is None else layer.value_scales,
-        query if sinks is None else sinks,
-        output,
-        statistics,
-        items,
-        work.rows,
-        work.positions,
-        work.block_tables,
-        options.scaling,
-        0.0 if softcap is None else softcap,
-        0 if window is None else window,
-        *query.stride()[:2],
-        *layer.keys.stride()[:2],
-        *layer.values.stride()[:2],
-        output.stride(0),
-        work.block_tables.stride(0),
-        KEY_WIDTH=layer.key_width,
-        VALUE_WIDTH=layer.value_width,
-        KEY_WIDTH_TILE=max(16, power_of_two_at_least(layer.key_width)),
-        VALUE_WIDTH_TILE=max(16, power_of_two_at_least(layer.value_width)),
-        KV_HEADS=layer.head_count,
-        GROUP=query.shape[1] // layer.head_count,
-        BLOCK_SIZE=work.block_size,
-        ROWS=tile.row_tile,
-        KEYS=tile.key_tile,
-        QUANTIZED=layer.is_quantized,
-        WINDOWED=window is not None,
-        SOFTCAPPED=softcap is not None,
-        SINKS=sinks is not None,
-        WHOLE=is_whole,
-        num_warps=tile.warp_count,
-        num_stages=tile.stage_count,
-        enable_fp_fusion=True,
-    )
+) -> dict[str, Tensor | int | float]:
+    # What a layer lacks is never read: any tensor stands for it.
+    return {
+        "query_ptr": query,
+        "keys_ptr": layer.keys,
+        "values_ptr": layer.values,
+        "key_scales_ptr": statistics if layer.key_scales is None else layer.key_scales,
+        "value_scales_ptr": statistics if layer.value_scales is None else layer.value_scales,
+        "sinks_ptr": statistics if options.sinks is None else options.sinks,
+        "output_ptr": output,
+        "statistics_ptr": statistics,
+        "items_ptr": items,
+        "rows_ptr": work.rows,
+        "positions_ptr": work.positions,
+        "tables_ptr": work.block_tables,
+        "scaling": options.scaling,
+        "softcap": options.softcap or 0.0,
+        "window": options.window_token_count or 0,
+        "query_stride_row": query.stride(0),
+        "query_stride_head": query.stride(1),
+        "keys_stride_slot": layer.keys.stride(0),
+        "keys_stride_head": layer.keys.stride(1),
+        "values_stride_slot": layer.values.stride(0),
+        "values_stride_head": layer.values.stride(1),
+        "output_stride_row": output.stride(0),
+        "tables_stride": work.block_tables.stride(0),
+    }
+
+
+def _constants(
+    query: Tensor, layer: LayerKv, work: WorkTensors, options: AttentionOptions, tile: Tile
+) -> dict[str, int | bool]:
+    return {
+        "KEY_WIDTH": layer.key_width,
+        "VALUE_WIDTH": layer.value_width,
+        # Products want at least 16 elements on each side.
+        "KEY_WIDTH_TILE": max(16, power_of_two_at_least(layer.key_width)),
+        "VALUE_WIDTH_TILE": max(16, power_of_two_at_least(layer.value_width)),
+        "KV_HEADS": layer.head_count,
+        "GROUP": query.shape[1] // layer.head_count,
+        "BLOCK_SIZE": work.block_size,
+        "ROWS": tile.row_tile,
+        "KEYS": tile.key_tile,
+        "QUANTIZED": layer.is_quantized,
+        "WINDOWED": options.window_token_count is not None,
+        "SOFTCAPPED": options.softcap is not None,
+        "SINKS": options.sinks is not None,
+    }

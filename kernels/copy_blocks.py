@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from prefixd.kernels.launch import Launch
+
 UNIT_TILE = 1024
 
 UNIT_DTYPES = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
@@ -54,6 +56,26 @@ def copy_blocks(
         token_counts: int64 (copies,), each between 0 and ``block_size``.
         block_size: slots per block.
     """
+    launches = copy_launches(
+        pool,
+        source_block_ids=source_block_ids,
+        target_block_ids=target_block_ids,
+        token_counts=token_counts,
+        block_size=block_size,
+    )
+    for launch in launches:
+        launch.run()
+
+
+def copy_launches(
+    pool: Tensor,
+    *,
+    source_block_ids: Tensor,
+    target_block_ids: Tensor,
+    token_counts: Tensor,
+    block_size: int,
+) -> list[Launch]:
+    """The launches of ``copy_blocks``: one, or none without copies."""
     check_copies(
         pool,
         source_block_ids=source_block_ids,
@@ -63,22 +85,21 @@ def copy_blocks(
     )
     copy_count = source_block_ids.shape[0]
     if not copy_count:
-        return
+        return []
     bytes_per_slot = pool[0].numel() * pool.element_size()
     unit = next(unit for unit in UNIT_DTYPES if bytes_per_slot % unit == 0)
     units_per_slot = bytes_per_slot // unit
     units_per_block = units_per_slot * block_size
-    copy_blocks_kernel[(copy_count, triton.cdiv(units_per_block, UNIT_TILE))](
-        pool.view(pool.shape[0], -1).view(UNIT_DTYPES[unit]),
-        source_block_ids,
-        target_block_ids,
-        token_counts,
-        units_per_slot,
-        units_per_block,
-        UNITS=UNIT_TILE,
-        num_warps=4,
-        enable_fp_fusion=True,
-    )
+    arguments = {
+        "pool_ptr": pool.view(pool.shape[0], -1).view(UNIT_DTYPES[unit]),
+        "source_ids_ptr": source_block_ids,
+        "target_ids_ptr": target_block_ids,
+        "token_counts_ptr": token_counts,
+        "units_per_slot": units_per_slot,
+        "units_per_block": units_per_block,
+    }
+    grid = (copy_count, -(-units_per_block // UNIT_TILE))
+    return [Launch(copy_blocks_kernel, grid, arguments, {"UNITS": UNIT_TILE})]
 
 
 def check_copies(

@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from prefixd.kernels.launch import Launch
 from prefixd.kernels.options import AttentionOptions
 from prefixd.kernels.tiling import power_of_two_at_least
 from prefixd.kernels.work_buffers import WorkTensors
@@ -78,25 +79,40 @@ def reduce_partials(
         options: for the sinks.
         output: (rows, query heads, value width), contiguous.
     """
+    for launch in reduction_launches(partials, statistics, work, options, output):
+        launch.run()
+
+
+def reduction_launches(
+    partials: Tensor,
+    statistics: Tensor,
+    work: WorkTensors,
+    options: AttentionOptions,
+    output: Tensor,
+) -> list[Launch]:
+    """The launches of ``reduce_partials``: one, or none where no row was split."""
     check_reduction(partials, statistics, work, output)
     reduction_count, head_count = work.reductions.shape[0], output.shape[1]
     if not reduction_count:
-        return
-    reduction_kernel[(reduction_count, head_count)](
-        partials,
-        statistics,
-        work.reductions,
-        work.partial_order,
-        output if options.sinks is None else options.sinks,
-        output,
-        output.shape[0],
-        HEADS=head_count,
-        VALUE_WIDTH=output.shape[2],
-        VALUE_WIDTH_TILE=power_of_two_at_least(output.shape[2]),
-        SINKS=options.sinks is not None,
-        num_warps=1,
-        enable_fp_fusion=True,
-    )
+        return []
+    arguments = {
+        "partials_ptr": partials,
+        "statistics_ptr": statistics,
+        "reductions_ptr": work.reductions,
+        "order_ptr": work.partial_order,
+        # Any tensor stands for sinks that are not there.
+        "sinks_ptr": statistics if options.sinks is None else options.sinks,
+        "output_ptr": output,
+        "row_count": output.shape[0],
+    }
+    constants = {
+        "HEADS": head_count,
+        "VALUE_WIDTH": output.shape[2],
+        "VALUE_WIDTH_TILE": power_of_two_at_least(output.shape[2]),
+        "SINKS": options.sinks is not None,
+    }
+    grid = (reduction_count, head_count)
+    return [Launch(reduction_kernel, grid, arguments, constants, warp_count=1)]
 
 
 def check_reduction(

@@ -9,7 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from prefixd.kernels.launch import Launch
 from prefixd.kernels.layer_kv import AMAX_MIN, FP8_DTYPE, QUANTIZED_MAXIMA, LayerKv
+from prefixd.kernels.tiling import power_of_two_at_least
 
 TOKEN_TILE = 16
 
@@ -155,40 +157,54 @@ def store_kv(
         slots: int64 (rows,), distinct but for padding.
         block_size: slots per block.
     """
+    for launch in store_launches(
+        layer, keys=keys, values=values, slots=slots, block_size=block_size
+    ):
+        launch.run()
+
+
+def store_launches(
+    layer: LayerKv, *, keys: Tensor, values: Tensor, slots: Tensor, block_size: int
+) -> list[Launch]:
+    """The launches of ``store_kv``: one, or none without rows."""
     check_store(layer, keys=keys, values=values, slots=slots, block_size=block_size)
     row_count = slots.shape[0]
     if not row_count:
-        return
-    quantized_max = QUANTIZED_MAXIMA.get(layer.keys.dtype, 1.0)
-    key_scales, value_scales = layer.key_scales, layer.value_scales
-    store_kv_kernel[(triton.cdiv(row_count, TOKEN_TILE), layer.head_count)](
-        keys,
-        values,
-        layer.keys,
-        layer.values,
-        # Never read where the pool has no scales.
-        layer.keys if key_scales is None else key_scales,
-        layer.values if value_scales is None else value_scales,
-        slots,
-        row_count,
-        block_size,
-        layer.slot_count,
-        *keys.stride()[:2],
-        *values.stride()[:2],
-        *layer.keys.stride()[:2],
-        *layer.values.stride()[:2],
-        layer.head_count,
-        KEY_WIDTH=layer.key_width,
-        KEY_TILE=triton.next_power_of_2(layer.key_width),
-        VALUE_WIDTH=layer.value_width,
-        VALUE_TILE=triton.next_power_of_2(layer.value_width),
-        TOKENS=TOKEN_TILE,
-        FORMAT=FORMATS.get(layer.keys.dtype, "plain"),
-        QUANTIZED_MAX=quantized_max,
-        SMALLEST_AMAX=AMAX_MIN,
-        num_warps=4,
-        enable_fp_fusion=True,
-    )
+        return []
+    arguments = {
+        "keys_ptr": keys,
+        "values_ptr": values,
+        "key_pool_ptr": layer.keys,
+        "value_pool_ptr": layer.values,
+        # Any tensor stands for scales that are not there.
+        "key_scales_ptr": layer.keys if layer.key_scales is None else layer.key_scales,
+        "value_scales_ptr": layer.values if layer.value_scales is None else layer.value_scales,
+        "slots_ptr": slots,
+        "row_count": row_count,
+        "first_slot": block_size,
+        "slot_count": layer.slot_count,
+        "keys_stride_row": keys.stride(0),
+        "keys_stride_head": keys.stride(1),
+        "values_stride_row": values.stride(0),
+        "values_stride_head": values.stride(1),
+        "key_pool_stride_slot": layer.keys.stride(0),
+        "key_pool_stride_head": layer.keys.stride(1),
+        "value_pool_stride_slot": layer.values.stride(0),
+        "value_pool_stride_head": layer.values.stride(1),
+        "scales_stride_slot": layer.head_count,
+    }
+    constants = {
+        "KEY_WIDTH": layer.key_width,
+        "KEY_TILE": power_of_two_at_least(layer.key_width),
+        "VALUE_WIDTH": layer.value_width,
+        "VALUE_TILE": power_of_two_at_least(layer.value_width),
+        "TOKENS": TOKEN_TILE,
+        "FORMAT": FORMATS.get(layer.keys.dtype, "plain"),
+        "QUANTIZED_MAX": QUANTIZED_MAXIMA.get(layer.keys.dtype, 1.0),
+        "SMALLEST_AMAX": AMAX_MIN,
+    }
+    grid = (-(-row_count // TOKEN_TILE), layer.head_count)
+    return [Launch(store_kv_kernel, grid, arguments, constants)]
 
 
 def check_store(
