@@ -131,12 +131,16 @@ class Server:
         self._ticking = asyncio.create_task(self._tick())
         self._log.info("controller_started", addresses=self.addresses, process_id=os.getpid())
 
-    async def stop(self) -> None:
-        """Says goodbye on every session, lets calls in flight finish, and stops serving."""
-        self._log.info("controller_stopping")
+    async def drain(self) -> None:
+        """Turns health to NOT_SERVING, says goodbye on every session, and takes no new ones."""
+        self._log.info("controller_draining")
         self._serving.start_draining()
         await self._health.enter_graceful_shutdown()
         self._sessions.end_all(Draining("the controller is shutting down"))
+
+    async def stop(self) -> None:
+        """Drains, lets calls in flight finish, and stops serving."""
+        await self.drain()
         await self._grpc_server.stop(SHUTDOWN_GRACE_S)
         if self._ticking is not None:
             self._ticking.cancel()
@@ -190,7 +194,7 @@ def build(config: Config, *, log: FilteringBoundLogger, clock: Clock = monotonic
     health = HealthServicer()
     grpc_server = grpc.aio.server(interceptors=[ErrorInterceptor(log)], options=SERVER_OPTIONS)
     cache_pb2_grpc.add_CacheServiceServicer_to_server(
-        CacheService(registry, sessions, steps, clock=clock, log=log), grpc_server
+        CacheService(registry, sessions, steps, serving, clock=clock, log=log), grpc_server
     )
     pool_pb2_grpc.add_PoolServiceServicer_to_server(
         PoolService(

@@ -9,6 +9,7 @@ from prefixd.controller.clock import Clock
 from prefixd.controller.core.pool import Pool
 from prefixd.controller.core.registry import PoolRegistry
 from prefixd.controller.rpc.convert_identity import IDENTITY_NONE, identity_value
+from prefixd.controller.rpc.serving import Serving
 from prefixd.controller.rpc.session import SessionStream, read_start
 from prefixd.controller.rpc.sessions import OpenSessions
 from prefixd.controller.rpc.steps import StepRunner
@@ -23,6 +24,7 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):
         registry: PoolRegistry,
         sessions: OpenSessions,
         steps: StepRunner,
+        serving: Serving,
         *,
         clock: Clock,
         log: FilteringBoundLogger,
@@ -30,6 +32,7 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):
         self._registry = registry
         self._sessions = sessions
         self._steps = steps
+        self._serving = serving
         self._clock = clock
         self._log = log
 
@@ -38,6 +41,7 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):
     ) -> None:
         """Carries a pool's steps on one stream; its end starts the lease."""
         start = await read_start(context)
+        self._serving.check_not_draining()
         pool = self._registry.begin_session(
             pool_name=start.pool_name,
             epoch=start.epoch,

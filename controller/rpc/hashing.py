@@ -6,8 +6,9 @@ from structlog.typing import FilteringBoundLogger
 
 from prefixd.controller.core.pool import Pool
 
-HASH_SLICE_BLOCK_COUNT = 512
-"""Blocks hashed before other calls get their turn: less than 1 ms."""
+HASH_SLICE_BLOCK_COUNT = 256
+HASH_SLICE_TOKEN_COUNT = 4_096
+"""What is hashed before other calls get their turn, whichever is less: well below 1 ms."""
 
 
 class SlicedHashing:
@@ -29,7 +30,7 @@ class SlicedHashing:
 
     def _slice(self, pool: Pool) -> None:
         try:
-            is_more = pool.hash_slice(HASH_SLICE_BLOCK_COUNT)
+            is_more = pool.hash_slice(_slice_block_count(pool.spec.block_size))
         except Exception as error:
             # Nothing is lost: a digest that is missing is computed where it is needed.
             self._log.error("hashing_failed", pool_name=pool.spec.pool_name, exc_info=error)
@@ -38,3 +39,7 @@ class SlicedHashing:
             asyncio.get_running_loop().call_soon(self._slice, pool)
         else:
             self._busy.discard(pool)
+
+
+def _slice_block_count(block_size: int) -> int:
+    return max(1, min(HASH_SLICE_BLOCK_COUNT, HASH_SLICE_TOKEN_COUNT // block_size))

@@ -10,7 +10,7 @@ class Serving:
         self._is_draining = False
 
     def start_draining(self) -> None:
-        """Refuses new pools from now on."""
+        """Refuses new pools and sessions from now on."""
         self._is_draining = True
 
     def check_not_draining(self) -> None:

@@ -123,6 +123,10 @@ class ControllerThread:
 
         return asyncio.run_coroutine_threadsafe(called(), self._loop).result(START_TIMEOUT_S)
 
+    def drain(self) -> None:
+        """Drains the server, which goes on answering what is no new work."""
+        asyncio.run_coroutine_threadsafe(self.server.drain(), self._loop).result(START_TIMEOUT_S)
+
     def expire_leases(self, *, advance_ms: int) -> None:
         """Moves the clock and lets the leases that ran out end."""
         self.call(lambda: self.clock.advance(advance_ms))

@@ -8,7 +8,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 
 from prefixd.controller.core.limits import MESSAGE_BYTES_MAX
 from prefixd.v1 import admin_pb2, cache_pb2, inspect_pb2, pool_pb2
-from tests.support.driver import Driver, close_entry, open_entry, refused, session
+from tests.support.driver import Driver, SessionClient, close_entry, open_entry, refused, session
 
 SERVICES = {
     "prefixd.v1.AdminService",
@@ -42,6 +42,19 @@ def test_health_turns_when_the_controller_drains(controller, calls):
     assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
     controller.stop()
     assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def test_draining_controller_takes_no_new_work(controller, calls):
+    """A controller about to end refuses pools and sessions, and still answers readers."""
+    driver = Driver(calls)
+    controller.drain()
+    client = SessionClient(calls)
+    client.send(cache_pb2.SessionRequest(start=cache_pb2.SessionStart(**driver.key)))
+    errors = [refused(client.receive), refused(lambda: Driver(calls, "new"))]
+    client.cancel()
+    assert [error.reason for error in errors] == ["DRAINING"] * 2
+    assert {error.code for error in errors} == {grpc.StatusCode.UNAVAILABLE}
+    assert calls.inspect.ListPools(inspect_pb2.ListPoolsRequest()).pools[0].pool_name == "pool"
 
 
 def test_reflection_shows_every_service(calls):
