@@ -1,6 +1,6 @@
 """Computing the digests of indexed blocks, in slices or when they are read."""
 
-from prefixd.controller.core.hashing import Hasher
+from prefixd.controller.core.hashing import ExtraKeys, Hasher
 from prefixd.controller.core.index import PrefixIndex
 from prefixd.controller.core.messages import BlockHash
 from prefixd.controller.core.node import Node, Root
@@ -55,33 +55,45 @@ class DigestWork:
                 topmost = node
         return topmost
 
+    def recompute(self, node: Node, block_count: int) -> bytes:
+        """Return the packed digests of a node's first blocks, computed again from its content."""
+        return self._chain(node, start=0, end=block_count)
+
     def _hash(self, node: Node, block_count_max: int) -> int:
         index = self._index
         start = len(node.digests) // index.digest_size
         end = min(node.block_count, start + block_count_max)
-        root = node
-        is_at_root = isinstance(node.parent, Root)
-        while isinstance(root.parent, Node):
-            root = root.parent
-        assert isinstance(root.parent, Root)
-        root_key = root.parent.root_key
-        if start > 0:
-            parent = BlockHash(bytes(node.digests[-index.digest_size :]))
-        elif isinstance(node.parent, Node):
-            parent = BlockHash(bytes(node.parent.digests[-index.digest_size :]))
-        else:
-            parent = self._hasher.root
-        node.digests += self._hasher.chain(
-            parent,
-            bytes(node.tokens[start * index.block_bytes : end * index.block_bytes]),
-            [
-                root_key.extra_keys(
-                    node.varied_keys.get(offset, ()),
-                    is_first_block=is_at_root and offset == 0,
-                )
-                for offset in range(start, end)
-            ],
-        )
+        node.digests += self._chain(node, start=start, end=end)
         if end == node.block_count:
             del index.unhashed[node]
         return end - start
+
+    def _chain(self, node: Node, *, start: int, end: int) -> bytes:
+        index = self._index
+        size = index.digest_size
+        if start > 0:
+            parent_digest = bytes(node.digests[(start - 1) * size : start * size])
+        elif isinstance(node.parent, Node):
+            parent_digest = bytes(node.parent.digests[-size:])
+        else:
+            parent_digest = self._hasher.root
+        return self._hasher.chain(
+            BlockHash(parent_digest),
+            bytes(node.tokens[start * index.block_bytes : end * index.block_bytes]),
+            self._extra_keys(node, start=start, end=end),
+        )
+
+    def _extra_keys(self, node: Node, *, start: int, end: int) -> list[ExtraKeys]:
+        top = node
+        while isinstance(top.parent, Node):
+            top = top.parent
+        assert isinstance(top.parent, Root)
+        root_key = top.parent.root_key
+        later_keys = root_key.extra_keys((), is_first_block=False)
+        extra_keys = [later_keys] * (end - start)
+        for offset, varied_keys in node.varied_keys.items():
+            if start <= offset < end:
+                extra_keys[offset - start] = root_key.extra_keys(varied_keys, is_first_block=False)
+        if node is top and start == 0:
+            extra_keys[0] = root_key.extra_keys(node.varied_keys.get(0, ()), is_first_block=True)
+        return extra_keys

@@ -9,7 +9,7 @@ import hashlib
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from sys import intern
 
 import cbor2
 import xxhash
@@ -34,12 +34,27 @@ def _xxh3_128(data: bytes) -> bytes:
     return xxhash.xxh3_128_digest(data)
 
 
-def _pickled(value: Any) -> bytes:
-    return pickle.dumps(value, protocol=5)
+def _pickled(parent: bytes, token_ids: tuple[int, ...], extra_keys: ExtraKeys) -> bytes:
+    # Pickle writes a string that it met before as a reference to the first one, so the bytes depend
+    # on which equal strings are one object. As in vLLM tags are one object, values never are.
+    keys = tuple((intern(str(tag)), *map(_own, values)) for tag, *values in extra_keys)
+    return pickle.dumps((parent, token_ids, keys or None), protocol=5)
 
 
-def _cbor(value: Any) -> bytes:
-    return cbor2.dumps(value, canonical=True)
+def _own(value: str | bytes | int) -> str | bytes | int:
+    return value.encode().decode() if isinstance(value, str) else value
+
+
+def _cbor(parent: bytes, token_ids: tuple[int, ...], extra_keys: ExtraKeys) -> bytes:
+    return cbor2.dumps((parent, token_ids, extra_keys or None), canonical=True)
+
+
+def _pickled_seed(seed: str) -> bytes:
+    return pickle.dumps(seed, protocol=5)
+
+
+def _cbor_seed(seed: str) -> bytes:
+    return cbor2.dumps(seed, canonical=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +63,8 @@ class HashAlgorithm:
 
     name: str
     digest: Callable[[bytes], bytes]
-    serialise: Callable[[Any], bytes]
+    serialise_seed: Callable[[str], bytes]
+    serialise_block: Callable[[bytes, tuple[int, ...], ExtraKeys], bytes]
     digest_size: int
     is_cryptographic: bool
 
@@ -56,10 +72,10 @@ class HashAlgorithm:
 HASHES: dict[str, HashAlgorithm] = {
     algorithm.name: algorithm
     for algorithm in (
-        HashAlgorithm("sha256_cbor", _sha256, _cbor, 32, True),
-        HashAlgorithm("sha256", _sha256, _pickled, 32, True),
-        HashAlgorithm("xxhash_cbor", _xxh3_128, _cbor, 16, False),
-        HashAlgorithm("xxhash", _xxh3_128, _pickled, 16, False),
+        HashAlgorithm("sha256_cbor", _sha256, _cbor_seed, _cbor, 32, True),
+        HashAlgorithm("sha256", _sha256, _pickled_seed, _pickled, 32, True),
+        HashAlgorithm("xxhash_cbor", _xxh3_128, _cbor_seed, _cbor, 16, False),
+        HashAlgorithm("xxhash", _xxh3_128, _pickled_seed, _pickled, 16, False),
     )
 }
 """All algorithms by name; the first one is the default."""
@@ -104,11 +120,11 @@ class Hasher:
                 field="hash_algorithm",
             )
         self.algorithm = HASHES[algorithm_name]
-        self.root = BlockHash(self.algorithm.digest(self.algorithm.serialise(seed)))
+        self.root = BlockHash(self.algorithm.digest(self.algorithm.serialise_seed(seed)))
 
     def preimage(self, parent: BlockHash, token_ids: Sequence[int], extra_keys: ExtraKeys) -> bytes:
         """Return the bytes that the digest of one block is taken of."""
-        return self.algorithm.serialise((parent, tuple(token_ids), extra_keys or None))
+        return self.algorithm.serialise_block(parent, tuple(token_ids), extra_keys)
 
     def block_hash(
         self, parent: BlockHash, token_ids: Sequence[int], extra_keys: ExtraKeys = ()

@@ -11,12 +11,6 @@ from prefixd.controller.core.hashing import ExtraKey, ExtraKeys
 from prefixd.controller.core.messages import Identity
 
 
-def _own(text: str) -> str:
-    # Pickle writes a string that it met before as a reference to the first one, so a digest would
-    # depend on which equal strings are one object. Values are always objects of their own.
-    return text.encode().decode()
-
-
 @dataclass(frozen=True, slots=True)
 class RootKey:
     """The extra keys that every block of a sequence shares; the salt stands in block 0 only."""
@@ -58,14 +52,14 @@ def _root_key(identity: Identity, model_version: str) -> RootKey:
     lora_keys: ExtraKeys = ()
     version_keys: ExtraKeys = ()
     if identity.lora is not None:
-        lora_keys = (("lora", _own(identity.lora.name), _own(identity.lora.path)),)
+        lora_keys = (("lora", identity.lora.name, identity.lora.path),)
         if identity.lora.version:
-            version_keys = (("lora_version", _own(identity.lora.version)),)
+            version_keys = (("lora_version", identity.lora.version),)
     if model_version:
-        version_keys += (("model_version", _own(model_version)),)
+        version_keys += (("model_version", model_version),)
     salt_keys: ExtraKeys = ()
     if identity.cache_salt:
-        salt_keys = (("cache_salt", _own(identity.cache_salt)),)
+        salt_keys = (("cache_salt", identity.cache_salt),)
     return RootKey(lora_keys, salt_keys, version_keys)
 
 
@@ -75,7 +69,7 @@ def _varied_keys(identity: Identity, block_size: int) -> Mapping[int, ExtraKeys]
         first_block = item.offset // block_size
         end_block = (item.offset + item.token_count - 1) // block_size + 1
         for block_index in range(first_block, end_block):
-            key = ("mm", _own(item.identifier), item.offset - block_index * block_size)
+            key = ("mm", item.identifier, item.offset - block_index * block_size)
             keys.setdefault(block_index, []).append(key)
     for block_index, digest in enumerate(identity.prompt_embeds_digests):
         keys.setdefault(block_index, []).append(("prompt_embeds", bytes(digest)))

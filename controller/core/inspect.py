@@ -5,7 +5,12 @@ Listings are paged by id: they return at most `count` rows behind the given one.
 
 from dataclasses import dataclass
 from enum import Enum
+from heapq import nsmallest
 
+import numpy as np
+import numpy.typing as npt
+
+from prefixd.controller.core.errors import BlockNotFound, SequenceNotFound
 from prefixd.controller.core.messages import (
     BlockHash,
     BlockId,
@@ -15,7 +20,10 @@ from prefixd.controller.core.messages import (
     SequenceId,
     StepId,
 )
+from prefixd.controller.core.node import Node
 from prefixd.controller.core.pool import Pool
+from prefixd.controller.core.sequences import Sequence
+from prefixd.controller.core.statistics import AGE_BOUNDS_MS, AgeHistogram
 
 
 class BlockState(Enum):
@@ -99,7 +107,10 @@ class SequenceView:
 
 @dataclass(frozen=True, slots=True)
 class BlockView:
-    """A block; the hashes are None unless it is in the index, the parent's for a first block."""
+    """A block; the hashes are None unless it is published, the parent's for a first block.
+
+    A pending block stands in no digest answer (S10); `block_index` is None outside the index.
+    """
 
     block_id: BlockId
     state: BlockState
@@ -110,43 +121,213 @@ class BlockView:
     block_index: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class BlockMap:
+    """What every block of a pool is, by block id; entry 0 is the null block.
+
+    `node_at[b]` is 1 + the index in `nodes` of the node that block b stands in, 0 where it is not
+    in the index; `offset[b]` its offset there; `holder_count[b]` the tables that have it.
+    """
+
+    nodes: tuple[Node, ...]
+    start_block: tuple[int, ...]
+    node_at: IntArray
+    offset: IntArray
+    holder_count: IntArray
+    is_available: npt.NDArray[np.bool_]
+
+
+def block_map(pool: Pool) -> BlockMap:
+    """Read the whole index, all tables and the free order; costs time in proportion to them."""
+    state = pool.state
+    block_count = state.spec.block_count
+    node_at = np.zeros(block_count, dtype=np.int64)
+    offset = np.zeros(block_count, dtype=np.int64)
+    holder_count = np.zeros(block_count, dtype=np.int64)
+    nodes: list[Node] = []
+    start_blocks: dict[Node, int] = {}
+    for node in state.index.nodes():
+        parent = node.parent
+        start = start_blocks[parent] + parent.block_count if isinstance(parent, Node) else 0
+        start_blocks[node] = start
+        nodes.append(node)
+        block_ids = np.array(node.lane.block_ids, dtype=np.int64)
+        node_at[block_ids] = len(nodes)
+        offset[block_ids] = np.arange(len(block_ids))
+        holder_count[block_ids] = node.lane.holder_count
+    for sequence in state.sequences.values():
+        own = np.array([*sequence.copies.values(), *sequence.private_block_ids], dtype=np.int64)
+        holder_count[own] += 1
+    is_available = np.zeros(block_count, dtype=np.bool_)
+    is_available[np.array(state.order.block_ids(), dtype=np.int64)] = True
+    return BlockMap(
+        nodes=tuple(nodes),
+        start_block=tuple(start_blocks.values()),
+        node_at=node_at,
+        offset=offset,
+        holder_count=holder_count,
+        is_available=is_available,
+    )
+
+
 def pool_view(pool: Pool) -> PoolView:
     """Return a pool's accounts and counters."""
-    raise NotImplementedError
+    state = pool.state
+    return PoolView(
+        revision=pool.revision,
+        model_version=pool.model_version,
+        draining=pool.draining,
+        free_block_count=state.order.plain_count,
+        evictable_block_count=state.order.cached_count,
+        held_block_count=state.held_block_count,
+        published_block_count=state.index.published_count,
+        pending_block_count=state.index.pending_count,
+        sequence_count=pool.sequence_count,
+        applied_step_id=pool.applied_step_id,
+        executed_step_id=pool.executed_step_id,
+        statistics=_statistics(pool),
+    )
+
+
+def _statistics(pool: Pool) -> StatisticsView:
+    state = pool.state
+    statistics = state.statistics
+    return StatisticsView(
+        sequence_count=statistics.sequence_count,
+        query_token_count=statistics.query_token_count,
+        hit_token_count=statistics.hit_token_count,
+        preempted_sequence_count=statistics.preempted_sequence_count,
+        preempted_query_token_count=statistics.preempted_query_token_count,
+        preempted_hit_token_count=statistics.preempted_hit_token_count,
+        recent_hit_rate=statistics.recent_hit_rate,
+        evicted_block_count=statistics.evicted_block_count,
+        recomputed_token_count=statistics.recomputed_token_count,
+        usage=state.held_block_count / (state.spec.block_count - 1),
+        age_at_eviction=_histogram(statistics.age_at_eviction),
+        age_at_hit=_histogram(statistics.age_at_hit),
+    )
+
+
+def _histogram(histogram: AgeHistogram) -> AgeHistogramView:
+    return AgeHistogramView(AGE_BOUNDS_MS, tuple(histogram.block_counts))
 
 
 def sequences(pool: Pool, *, after: str, count: int) -> tuple[SequenceView, ...]:
     """List open sequences with ids above `after` ("" for the first page), by id."""
-    raise NotImplementedError
+    ids = nsmallest(count, (name for name in pool.state.handles if name > after))
+    return tuple(sequence(pool, sequence_id) for sequence_id in ids)
+
+
+def _open_sequence(pool: Pool, sequence_id: str) -> Sequence:
+    handle = pool.state.handles.get(SequenceId(sequence_id))
+    if handle is None:
+        raise SequenceNotFound(f"no open sequence is named {sequence_id!r}")
+    return pool.state.sequences[handle]
 
 
 def sequence(pool: Pool, sequence_id: str) -> SequenceView:
     """Return one sequence. Raises SequenceNotFound."""
-    raise NotImplementedError
+    found = _open_sequence(pool, sequence_id)
+    columns = pool.state.columns
+    row = found.row
+    return SequenceView(
+        sequence_id=found.sequence_id,
+        handle=found.handle,
+        known_count=int(columns.known[row]),
+        scheduled_count=int(columns.scheduled[row]),
+        written_count=int(columns.written[row]),
+        cached_count=found.cached_count,
+        block_count=found.block_count,
+        identity=found.identity,
+        preemption_count=found.preemption_count,
+        uncacheable=found.uncacheable,
+        recomputed_token_count=found.recomputed_count,
+        model_version=found.model_version,
+        cut=bool(columns.cut[row]),
+    )
 
 
 def block_tables(pool: Pool, sequence_id: str) -> tuple[IntArray, ...]:
     """Return a sequence's block tables, one per KV group. Raises SequenceNotFound."""
-    raise NotImplementedError
+    return (_open_sequence(pool, sequence_id).table(),)
 
 
 def blocks(
     pool: Pool, *, after: int, count: int, state: BlockState | None = None
 ) -> tuple[BlockView, ...]:
     """List blocks with ids above `after` (0 for the first page), by id, of one state or all."""
-    raise NotImplementedError
+    overview = block_map(pool)
+    candidates = np.arange(max(after, 0) + 1, pool.spec.block_count)
+    if state is not None:
+        candidates = candidates[_is_in_state(overview, state)[candidates]]
+    return tuple(_block_view(pool, overview, int(block_id)) for block_id in candidates[:count])
+
+
+def _is_in_state(overview: BlockMap, state: BlockState) -> npt.NDArray[np.bool_]:
+    if state is BlockState.HELD:
+        return ~overview.is_available
+    is_indexed = overview.node_at > 0
+    if state is BlockState.EVICTABLE:
+        return overview.is_available & is_indexed
+    return overview.is_available & ~is_indexed
+
+
+def _block_view(pool: Pool, overview: BlockMap, block_id: int) -> BlockView:
+    holder_count = int(overview.holder_count[block_id])
+    at = int(overview.node_at[block_id]) - 1
+    is_available = bool(overview.is_available[block_id])
+    if at < 0:
+        return BlockView(
+            block_id=BlockId(block_id),
+            state=BlockState.FREE if is_available else BlockState.HELD,
+            content=BlockContent.PRIVATE,
+            holder_count=holder_count,
+            block_hash=None,
+            parent_hash=None,
+            block_index=None,
+        )
+    node = overview.nodes[at]
+    offset = int(overview.offset[block_id])
+    is_published = offset < node.lane.published_count
+    return BlockView(
+        block_id=BlockId(block_id),
+        state=BlockState.EVICTABLE if is_available else BlockState.HELD,
+        content=BlockContent.PUBLISHED if is_published else BlockContent.PENDING,
+        holder_count=holder_count,
+        block_hash=pool.digests.digest(node, offset) if is_published else None,
+        parent_hash=pool.digests.parent_digest(node, offset) if is_published else None,
+        block_index=overview.start_block[at] + offset,
+    )
 
 
 def block(pool: Pool, block_id: int) -> BlockView:
     """Return one block. Raises BlockNotFound unless 1 <= block_id < block_count."""
-    raise NotImplementedError
+    _check_block_id(pool, block_id)
+    return _block_view(pool, block_map(pool), block_id)
+
+
+def _check_block_id(pool: Pool, block_id: int) -> None:
+    if not 1 <= block_id < pool.spec.block_count:
+        raise BlockNotFound(
+            f"block {block_id} is not in 1..{pool.spec.block_count - 1}",
+            numbers={"block_id": block_id, "block_count": pool.spec.block_count},
+        )
 
 
 def holders(pool: Pool, block_id: int, *, count: int) -> tuple[SequenceId, ...]:
-    """Return the ids of at most `count` sequences whose tables have the block, by id."""
-    raise NotImplementedError
+    """Return the ids of at most `count` sequences whose tables have the block, by id.
+
+    Raises BlockNotFound unless 1 <= block_id < block_count.
+    """
+    _check_block_id(pool, block_id)
+    names = (
+        found.sequence_id
+        for found in pool.state.sequences.values()
+        if block_id in found.table()
+    )
+    return tuple(nsmallest(count, names))
 
 
 def free_order(pool: Pool) -> IntArray:
     """Return the free and evictable blocks in the order in which they would be handed out."""
-    raise NotImplementedError
+    return np.array(pool.state.order.block_ids(), dtype=np.int64)

@@ -1,6 +1,15 @@
 """The invariants of a pool, as code."""
 
+from collections import Counter
+
+import numpy as np
+
+from prefixd.controller.core.errors import InvariantBroken
+from prefixd.controller.core.free_order import PlainRun
+from prefixd.controller.core.node import Lane, Node
 from prefixd.controller.core.pool import Pool
+from prefixd.controller.core.sequences import TOKEN_BYTES, Sequence
+from prefixd.controller.core.state import PoolState
 
 
 def check(pool: Pool) -> None:
@@ -8,4 +17,227 @@ def check(pool: Pool) -> None:
 
     Reads the whole pool; cost grows with its blocks.
     """
-    raise NotImplementedError
+    state = pool.state
+    _check_accounts(state)
+    holders = Counter[int]()
+    written_slots = Counter[int]()
+    path_holders = Counter[Lane]()
+    for sequence in state.sequences.values():
+        _check_sequence(state, sequence)
+        table = sequence.table().tolist()
+        holders.update(table)
+        written_slots.update(sequence.private_block_ids)
+        for node, start in sequence.path():
+            if start not in sequence.copies:
+                path_holders[node.lane] += 1
+    nodes = list(state.index.nodes())
+    for node in nodes:
+        _check_node(state, node)
+        _require(
+            node.lane.holder_count == path_holders[node.lane],
+            f"a lane counts {node.lane.holder_count} holders, tables say"
+            f" {path_holders[node.lane]}",
+        )
+    _check_blocks(state, nodes, holders)
+    shared = {block for block, count in written_slots.items() if count > 1}
+    _require(
+        shared <= set(state.twins.table_counts),
+        f"blocks {sorted(shared)} outside the index stand in several tables unaccounted for",
+    )
+    _check_free_order(state)
+    _check_counts(state, nodes)
+    _check_digests(pool, nodes)
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise InvariantBroken(message)
+
+
+def _check_accounts(state: PoolState) -> None:
+    order = state.order
+    plain_count = cached_count = 0
+    for segment in order:
+        if isinstance(segment, PlainRun):
+            _require(len(segment) > 0, "the free order has an empty run")
+            plain_count += len(segment)
+        else:
+            _require(len(segment.block_ids) > 0, "the free order has an empty lane")
+            cached_count += len(segment.block_ids)
+        _require(not segment.withheld, "a run is withheld between two steps")
+    _require(plain_count == order.plain_count, "the count of free blocks is wrong")
+    _require(cached_count == order.cached_count, "the count of evictable blocks is wrong")
+    _require(order.withheld_count == 0, "blocks are withheld between two steps")
+
+
+def _check_blocks(state: PoolState, nodes: list[Node], holders: Counter[int]) -> None:
+    available = state.order.block_ids()
+    every_block = sorted([*available, *holders])
+    _require(
+        every_block == list(range(1, state.spec.block_count)),
+        "free, evictable and held blocks are not exactly the blocks of the pool",
+    )
+    indexed = [block_id for node in nodes for block_id in node.lane.block_ids]
+    _require(len(indexed) == len(set(indexed)), "a block stands for two places")
+    for block_id, count in state.twins.table_counts.items():
+        _require(count > 1, f"block {block_id} is counted in {count} table")
+        _require(
+            holders[block_id] == count,
+            f"block {block_id} is counted in {count} tables and stands in {holders[block_id]}",
+        )
+    for node in nodes:
+        for block_id in node.lane.block_ids:
+            _require(
+                holders[block_id] == node.lane.holder_count,
+                f"block {block_id} has {node.lane.holder_count} holders and stands in"
+                f" {holders[block_id]} tables",
+            )
+
+
+def _check_sequence(state: PoolState, sequence: Sequence) -> None:
+    columns = state.columns
+    row = sequence.row
+    size = state.spec.block_size
+    known, scheduled, written = (
+        int(column[row]) for column in (columns.known, columns.scheduled, columns.written)
+    )
+    name = sequence.sequence_id
+    _require(written <= scheduled, f"{name} has more written than scheduled positions")
+    _require(scheduled <= sequence.block_count * size, f"{name} has a position without a block")
+    _require(
+        sequence.uncacheable or sequence.indexed_count == min(known, scheduled) // size,
+        f"{name} has full blocks that are not indexed, or the reverse",
+    )
+    _require(
+        len(sequence.full_tokens) == known // size * size * TOKEN_BYTES,
+        f"{name} has lost tokens",
+    )
+    covered = 0
+    for node, start in sequence.path():
+        covered += node.block_count
+        end = start + node.block_count
+        block_bytes = state.index.block_bytes
+        _require(
+            sequence.full_tokens[start * block_bytes : end * block_bytes] == node.tokens,
+            f"{name} stands on a path with other tokens",
+        )
+        for offset in range(node.block_count):
+            _require(
+                sequence.varied_keys(start + offset) == node.varied_keys.get(offset, ()),
+                f"{name} stands on a path with other extra keys",
+            )
+    _require(covered == sequence.indexed_count, f"{name} stands inside a node")
+    _require(
+        set(sequence.copies) <= set(range(sequence.indexed_count)),
+        f"{name} has copies beyond its path",
+    )
+
+
+def _check_node(state: PoolState, node: Node) -> None:
+    lane = node.lane
+    block_bytes = state.index.block_bytes
+    _require(node.block_count > 0, "a node is empty")
+    _require(len(node.tokens) == node.block_count * block_bytes, "a node's tokens do not fit")
+    _require(node.parent.children.get(node.key) is node, "a parent does not know its child")
+    _require(
+        node.key == (bytes(node.tokens[:block_bytes]), node.varied_keys.get(0, ())),
+        "a node is found by another key than its own",
+    )
+    _require(lane.is_linked == (lane.holder_count == 0), "a lane is free and held, or neither")
+    if isinstance(node.parent, Node):
+        parent_lane = node.parent.lane
+        _require(
+            lane.published_count == 0 or not parent_lane.pending,
+            "a published block has an unwritten parent",
+        )
+    ends = [lane.published_count, *(run.end for run in lane.pending)]
+    _require(ends == sorted(set(ends)) and ends[-1] == node.block_count, "pending runs are wrong")
+    steps = [run.step_id for run in lane.pending]
+    _require(steps == sorted(set(steps)), "pending runs are not in the order of their steps")
+    _require(all(step_id > state.log.settled_id for step_id in steps), "an executed run is pending")
+    _require(not lane.copies or node.block_count == 1, "a place with copies is not alone")
+    for copy in lane.copies:
+        _require(
+            copy.sequence.copies.get(copy.block_index) == copy.block_id,
+            "a copy is unknown to its table",
+        )
+        _require(
+            not state.twins.is_written(copy) or (lane.holder_count > 0 and not lane.pending),
+            "a written copy has not taken an idle or unwritten place",
+        )
+
+
+def _check_free_order(state: PoolState) -> None:
+    """Descendants are handed out before their ancestors (S19)."""
+    seen: set[Node] = set()
+    for segment in state.order:
+        if not isinstance(segment, Lane):
+            continue
+        node = segment.node
+        seen.add(node)
+        for child in node.children.values():
+            _require(
+                child in seen or not child.lane.is_linked,
+                "an idle parent would be evicted before its idle child",
+            )
+            _require(
+                child in seen or bool(segment.copies),
+                "an idle parent has a held child",
+            )
+
+
+def _check_counts(state: PoolState, nodes: list[Node]) -> None:
+    index = state.index
+    _require(
+        index.published_count == sum(node.lane.published_count for node in nodes),
+        "the count of published blocks is wrong",
+    )
+    _require(
+        index.pending_count == sum(node.lane.pending_count for node in nodes),
+        "the count of pending blocks is wrong",
+    )
+    _require(
+        set(index.pending_lanes) == {node.lane for node in nodes if node.lane.pending},
+        "the pending lanes are not the lanes with pending blocks",
+    )
+    _require(
+        set(state.twins.unsettled)
+        == {
+            node.lane
+            for node in nodes
+            if any(not state.twins.is_written(copy) for copy in node.lane.copies)
+        },
+        "the unsettled lanes are not the lanes with unwritten copies",
+    )
+    for root in index.roots.values():
+        _require(bool(root.children), "a root has no children")
+    _require(
+        set(state.rows) == set(state.sequences) == set(state.handles.values()),
+        "the maps of sequences disagree",
+    )
+    _require(
+        len({sequence.row for sequence in state.sequences.values()}) == len(state.sequences),
+        "two sequences share a row",
+    )
+
+
+def _check_digests(pool: Pool, nodes: list[Node]) -> None:
+    index = pool.state.index
+    for node in nodes:
+        hashed_count = len(node.digests) // index.digest_size
+        _require(
+            (node in index.unhashed) == (hashed_count < node.block_count),
+            "a node with missing digests is not known as one, or the reverse",
+        )
+        if hashed_count == 0:
+            continue
+        parent = node.parent
+        _require(
+            not isinstance(parent, Node) or parent not in index.unhashed,
+            "a node has digests behind a node that lacks some",
+        )
+        _require(
+            bytes(node.digests) == pool.digests.recompute(node, hashed_count),
+            "a stored digest differs from its content's",
+        )
+    _require(np.all(pool.state.columns.written >= 0), "a written count is negative")

@@ -99,7 +99,7 @@ def _check_root(row: Any) -> None:
     _expect("seed", expected=row["seed_string"], actual=seed.text)
     hasher = Hasher(algorithm, seed=seed.text)
     _expect("root digest", expected=row["none_hash"], actual=hasher.root.hex())
-    preimage = hasher.algorithm.serialise(seed.text)
+    preimage = hasher.algorithm.serialise_seed(seed.text)
     _expect("root preimage", expected=row["preimage_hex"], actual=preimage.hex())
 
 
