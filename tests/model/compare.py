@@ -6,7 +6,7 @@ import numpy as np
 
 from prefixd.controller.core import inspect
 from prefixd.controller.core.inspect import BlockContent, BlockState
-from prefixd.controller.core.messages import Refusal, SlotRuns
+from prefixd.controller.core.messages import DeferredRow, Refusal, SlotRuns
 from prefixd.controller.core.pool import Pool
 from tests.model.steps import NaiveLog
 
@@ -25,6 +25,8 @@ def plain(value: object) -> object:
     if isinstance(value, Refusal):
         numbers = value.numbers if value.reason in REASONS_WITH_BLOCK_COUNTS else ()
         return {"refused": value.reason, "numbers": sorted(numbers)}
+    if isinstance(value, DeferredRow) and value.reason not in REASONS_WITH_BLOCK_COUNTS:
+        return {"row": value.row, "refused": value.reason}
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, tuple):
