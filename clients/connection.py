@@ -93,7 +93,6 @@ def _channel_options() -> list[tuple[str, int]]:
         ("grpc.enable_http_proxy", 0),
         # A server that is still starting is found soon after it listens.
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1_000),
     ]
 

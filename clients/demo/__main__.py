@@ -2,6 +2,7 @@
 
 import signal
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, NoReturn
@@ -29,8 +30,17 @@ WIDTH = 110
 """Columns where standard output is no terminal."""
 
 
-def run(console: Console, config: ServersConfig) -> bool:
-    """Runs the whole demo; False where answers differ although they must not."""
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a demo came to: the answers in order, and whether they agree as they must."""
+
+    asked: tuple[Asked, ...]
+    block_size: int
+    is_right: bool
+
+
+def run(console: Console, config: ServersConfig) -> Outcome:
+    """Runs the whole demo: starts both processes, asks, compares, and stops both."""
     report.introduce(console)
     with (
         servers(config, report=lambda text: console.print(f"[dim]{text} ...[/]")) as running,
@@ -43,9 +53,9 @@ def run(console: Console, config: ServersConfig) -> bool:
         asked = _ask_all(console, worker)
         report.explain(console, asked, block_size=info.block_size)
         _show_live_sequence(console, running, worker, controller)
-        identical = _compare(console, worker, asked, info)
+        is_right = _compare(console, worker, asked, info)
     console.print("\nBoth processes have been stopped.")
-    return identical
+    return Outcome(tuple(asked), info.block_size, is_right)
 
 
 def _ask_all(console: Console, worker: WorkerClient) -> list[Asked]:
@@ -102,7 +112,8 @@ def _compare(console: Console, worker: WorkerClient, asked: list[Asked], info: W
     return report.verdict(console, identical=identical, must_be_identical=must_be_identical)
 
 
-def _servers_config(backend: str | None, device: str) -> ServersConfig:
+def servers_config(backend: str | None, *, device: str) -> ServersConfig:
+    """How the demo starts its servers; `backend` None is bitwise where there is no GPU."""
     arguments = ["--pool-name", "demo", "--device", device]
     if backend is None and (device == "cpu" or not GPU_DEVICE_FILE.exists()):
         backend = BITWISE_BACKEND
@@ -127,7 +138,7 @@ def main(
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     try:
         check_worker_installed()
-        identical = run(console, _servers_config(attention_backend, device))
+        outcome = run(console, servers_config(attention_backend, device=device))
     except KeyboardInterrupt:
         console.print("\nInterrupted; both processes have been stopped.")
         raise typer.Exit(130) from None
@@ -137,7 +148,7 @@ def main(
                 typer.echo(f"  {error.name}: {line}", err=True)
         print_error(error.message)
         raise typer.Exit(1) from None
-    if not identical:
+    if not outcome.is_right:
         raise typer.Exit(1)
 
 

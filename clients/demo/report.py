@@ -99,8 +99,8 @@ def grpcurl_answer(console: Console, block_ids: Sequence[int]) -> None:
 def comparison_title(console: Console) -> None:
     """Says what is compared."""
     console.print(
-        "\n[bold]The same questions the other way[/]: computed as a whole where the cache was used, "
-        "from the cache where it was not"
+        "\n[bold]The same questions the other way[/]: computed as a whole where the cache was "
+        "used, from the cache where it was not"
     )
 
 
