@@ -114,10 +114,8 @@ def seen_of_model(model: NaiveLog, *, algorithm: str, root: bytes) -> dict[str, 
             block: model.digest_of(place, algorithm=algorithm, root=root)
             for block, place in published.items()
         },
-        "pending": {
-            block: model.digest_of(place, algorithm=algorithm, root=root)
-            for block, place in pending.items()
-        },
+        # A pending block stands in no digest answer (S10).
+        "pending": dict.fromkeys(pending),
         "tables": {
             sequence.sequence_id: list(sequence.table) for sequence in model.sequences.values()
         },
