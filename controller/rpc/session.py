@@ -69,9 +69,11 @@ class SessionStream:
             await asyncio.wait({pump})
         finally:
             pump.cancel()
+        failure = None if pump.cancelled() else pump.exception()
         if self._ending.done():
             await self._say_goodbye(self._ending.result())
-        pump.result()
+        if failure is not None:
+            raise failure
 
     async def _say_goodbye(self, reason: CacheError) -> None:
         await self._context.write(

@@ -17,6 +17,7 @@ from prefixd.v1 import errors_pb2, inspect_pb2
 from tests.support.controller import (
     ANY_PORT,
     ControllerProcess,
+    Stubs,
     controller_process,
     controller_thread,
     stubs,
@@ -30,6 +31,23 @@ for name in ("torch", "triton", "transformers"):
 sys.argv = ["controller", "--listen", "127.0.0.1:0"]
 runpy.run_module("prefixd.controller", run_name="__main__")
 """
+
+DRIVE_UNTIL_KILLED = """
+import sys
+from tests.support.controller import stubs
+from tests.support.driver import Driver, open_entry, session
+with stubs(sys.argv[1]) as calls:
+    driver = Driver(calls, lease={"nanos": 200_000_000})
+    with session(driver) as client:
+        client.step(driver.request(open_entry(1, range(10))))
+        print("driving", flush=True)
+        client.receive()
+"""
+
+
+def pool_of(calls: Stubs) -> inspect_pb2.Pool:
+    """The accounts of the driver's pool."""
+    return calls.inspect.GetPool(inspect_pb2.GetPoolRequest(pool_name="pool")).pool
 
 
 def server_info(address: str) -> inspect_pb2.GetServerInfoResponse:
@@ -136,6 +154,29 @@ def test_controller_runs_without_torch():
     finally:
         process.kill()
         process.communicate()
+
+
+def test_killed_driver_leaves_nothing_held_once_its_lease_is_out(repository_folder):
+    """A driver that is killed keeps its blocks for the length of its lease, then all are free."""
+    with controller_process() as controller, stubs(controller.address) as calls:
+        driver = subprocess.Popen(
+            [sys.executable, "-c", DRIVE_UNTIL_KILLED, controller.address],
+            stdout=subprocess.PIPE,
+            cwd=repository_folder,
+        )
+        try:
+            assert driver.stdout is not None
+            assert driver.stdout.readline() == b"driving\n"
+            assert pool_of(calls).held_block_count == 3
+        finally:
+            driver.kill()
+            driver.communicate()
+        while calls.inspect.ListPools(inspect_pb2.ListPoolsRequest()).pools:
+            pass
+        assert Driver(calls).step(executed_step_id=0).available_block_count == 63
+        assert controller.stop() == 0
+        events = [json.loads(line)["event"] for line in controller.log]
+    assert events.index("session_ended") < events.index("lease_expired")
 
 
 @pytest.mark.parametrize(
