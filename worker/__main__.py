@@ -9,6 +9,7 @@ status: 0 told to end, 1 cannot serve, 2 bad options, 3 the model is refused or 
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 from typing import Annotated, NoReturn
@@ -31,6 +32,7 @@ from prefixd.worker.logs import LOG_LEVELS, Log, json_logger
 from prefixd.worker.model.errors import ModelRefused, ModelUnavailable
 from prefixd.worker.model.runner import ModelRunner
 from prefixd.worker.model_setup import load_runner
+from prefixd.worker.rpc.controller_client import PoolRefused
 from prefixd.worker.rpc.listening import (
     CONTROLLER_ADDRESS_DEFAULT,
     WORKER_ADDRESS_DEFAULT,
@@ -38,7 +40,7 @@ from prefixd.worker.rpc.listening import (
     AddressUnusable,
     checked_target,
 )
-from prefixd.worker.server import build, serve
+from prefixd.worker.server import WorkerBroken, build, serve
 
 LIMITS_DEFAULT = SchedulerLimits()
 
@@ -113,7 +115,7 @@ def main(
         config = WorkerConfig(
             controller=controller,
             listen=targets,
-            pool_name=pool_name or runner.model.name,
+            pool_name=pool_name or re.sub(r"[^A-Za-z0-9._-]", "-", runner.model.name),
             limits=limits,
             lease_ms=lease_ms or None,
             controller_wait_s=controller_wait_s,
@@ -121,7 +123,7 @@ def main(
         is_idle = asyncio.run(_run(config, runner, log, attention_backend))
     except (ConfigInvalid, AddressInvalid) as error:
         _fail(str(error), status=2)
-    except AddressUnusable as error:
+    except (AddressUnusable, PoolRefused, WorkerBroken) as error:
         _fail(str(error), status=1)
     except (ModelRefused, ModelUnavailable) as error:
         _fail(str(error), status=3)
@@ -134,7 +136,7 @@ def main(
 
 async def _run(config: WorkerConfig, runner: ModelRunner, log: Log, attention_backend: str) -> bool:
     server = build(config, runner, log=log, attention_backend=attention_backend)
-    return await serve(server, on_started=_announce)
+    return await serve(server, on_started=_announce, log=log)
 
 
 def _announce(addresses: tuple[str, ...]) -> None:

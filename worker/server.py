@@ -22,7 +22,11 @@ from prefixd.worker.model.loaded import LoadedModel
 from prefixd.worker.model.runner import ModelRunner
 from prefixd.worker.plan_check import PoolShape
 from prefixd.worker.prompt import PromptReader
-from prefixd.worker.rpc.controller_client import ControllerClient, PoolDescription
+from prefixd.worker.rpc.controller_client import (
+    ControllerClient,
+    PoolDescription,
+    PoolRefused,
+)
 from prefixd.worker.rpc.generate_request import AnswerBounds
 from prefixd.worker.rpc.interceptor import ErrorInterceptor
 from prefixd.worker.rpc.listening import Listening
@@ -42,6 +46,10 @@ SERVER_OPTIONS = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.max_ping_strikes", 0),
 )
+
+
+class WorkerBroken(Exception):
+    """A part of the worker ended by itself."""
 
 
 class Server:
@@ -86,6 +94,13 @@ class Server:
             asyncio.create_task(self.engine.run()),
             asyncio.create_task(self._follow_readiness()),
         ]
+
+    async def broken(self) -> Exception:
+        """Waits until a part of the worker has ended by itself, which none may; returns why."""
+        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        error = next(iter(done)).exception()
+        assert isinstance(error, Exception), "only an error ends them"
+        return error
 
     async def stop(self) -> bool:
         """Ends all answers, gives the pool back and stops serving.
@@ -173,11 +188,16 @@ def build(
     return Server(grpc_server, config=config, engine=engine, client=client, health=health, log=log)
 
 
-async def serve(server: Server, *, on_started: Callable[[tuple[str, ...]], None]) -> bool:
+async def serve(server: Server, *, on_started: Callable[[tuple[str, ...]], None], log: Log) -> bool:
     """Runs a worker until SIGTERM or SIGINT, then stops it.
 
     Returns:
         Whether the last forward pass has ended.
+
+    Raises:
+        AddressUnusable: an address cannot be served.
+        PoolRefused: the controller will never take the pool.
+        WorkerBroken: a part of it ended, which none may.
     """
     loop = asyncio.get_running_loop()
     told_to_end = asyncio.Event()
@@ -188,8 +208,18 @@ async def serve(server: Server, *, on_started: Callable[[tuple[str, ...]], None]
     gc.collect()
     gc.freeze()
     on_started(server.addresses)
-    await told_to_end.wait()
-    return await server.stop()
+    told, broken = asyncio.create_task(told_to_end.wait()), asyncio.create_task(server.broken())
+    await asyncio.wait((told, broken), return_when=asyncio.FIRST_COMPLETED)
+    error = broken.result() if broken.done() else None
+    told.cancel()
+    broken.cancel()
+    is_idle = await server.stop()
+    if isinstance(error, PoolRefused):
+        raise error
+    if error is not None:
+        log.error("worker_broken", exc_info=error)
+        raise WorkerBroken("the worker broke; its log holds the cause") from error
+    return is_idle
 
 
 def _pool_description(config: WorkerConfig, runner: ModelRunner) -> PoolDescription:

@@ -1,4 +1,4 @@
-"""A TCP forwarder that can cut every connection that runs through it."""
+"""A TCP forwarder that can break every connection that runs through it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ class Proxy:
         host, _, port = target.rpartition(":")
         self._target = (host, int(port))
         self._listener = socket.create_server(("127.0.0.1", 0))
+        self._is_paused = False
         self._open: list[socket.socket] = []
         self._lock = threading.Lock()
         threading.Thread(target=self._accept, daemon=True).start()
@@ -33,6 +34,15 @@ class Proxy:
                 connection.shutdown(socket.SHUT_RDWR)
         return len(connections) // 2
 
+    def pause(self) -> None:
+        """Breaks every open connection, and each new one at once."""
+        self._is_paused = True
+        self.cut()
+
+    def resume(self) -> None:
+        """Forwards again."""
+        self._is_paused = False
+
     def close(self) -> None:
         """Stops listening and breaks what is open."""
         with suppress(OSError):
@@ -46,6 +56,9 @@ class Proxy:
                 near, _ = self._listener.accept()
             except OSError:
                 return
+            if self._is_paused:
+                near.close()
+                continue
             try:
                 far = socket.create_connection(self._target)
             except OSError:

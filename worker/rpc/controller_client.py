@@ -16,17 +16,26 @@ from prefixd.worker.rpc.step_messages import reason_name
 RECONNECT_DELAY_S_MIN = 0.1
 RECONNECT_DELAY_S_MAX = 2.0
 CALL_TIMEOUT_S = 5.0
-"""Deadline of registering and releasing."""
+"""Deadline of registering."""
+RELEASE_TIMEOUT_S = 1.0
+"""Deadline of giving the pool back: the process is about to end."""
 EPOCH_ENDING_REASONS = frozenset(
     {"EPOCH_STALE", "POOL_NOT_FOUND", "NOT_POOL_DRIVER", "INVARIANT_BROKEN"}
 )
 """Reasons after which only a new registration helps."""
+
+POOL_REFUSING_REASONS = frozenset({"FIELD_INVALID", "UNSUPPORTED"})
+"""Reasons for which no later registration of the same pool would be taken either."""
 
 Session = grpc.aio.StreamStreamCall[cache_pb2.SessionRequest, cache_pb2.SessionResponse]
 
 
 class EpochEnded(Exception):
     """The epoch is over: all that the controller knew of our sequences is gone."""
+
+
+class PoolRefused(Exception):
+    """The controller will not take the pool as it is described; trying again is no use."""
 
 
 class StepRefused(Exception):
@@ -106,28 +115,30 @@ class ControllerClient:
 
     async def ready(self) -> Registration:
         """Waits until a session is open."""
-        await self._is_ready.wait()
-        assert self._registration is not None
-        return self._registration
+        while True:
+            await self._is_ready.wait()
+            # It may have been lost again before this task had its turn.
+            if self._registration is not None and self._session is not None:
+                return self._registration
+            await asyncio.sleep(0)
 
     async def lost(self) -> None:
         """Waits until no session is open."""
         await self._is_lost.wait()
 
     async def run(self, worker_address: str) -> None:
-        """Registers, holds the session and reconnects, until cancelled."""
+        """Registers, holds the session and reconnects, until cancelled.
+
+        Raises:
+            PoolRefused: this controller will never take the pool.
+        """
         while True:
             try:
                 if self._registration is None:
                     self._registration = await self._register(worker_address)
                 await self._hold_session(self._registration)
             except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError) as error:
-                reason = call_error_reason(error)
-                self._log.warning(
-                    "controller_unreachable", reason=reason, retry_s=self._reconnect_delay_s
-                )
-                if reason in EPOCH_ENDING_REASONS:
-                    self._end_epoch()
+                self._note_failure(error)
             except asyncio.CancelledError:
                 # gRPC raises this also where it was the session that we cancelled.
                 task = asyncio.current_task()
@@ -172,7 +183,7 @@ class ControllerClient:
             session_token=self._registration.session_token,
         )
         try:
-            await self._pools.ReleasePool(request, timeout=CALL_TIMEOUT_S)
+            await self._pools.ReleasePool(request, timeout=RELEASE_TIMEOUT_S)
             self._log.info("pool_released", epoch=self._registration.epoch)
         except grpc.aio.AioRpcError as error:
             self._log.warning("pool_not_released", reason=call_error_reason(error))
@@ -200,7 +211,14 @@ class ControllerClient:
         )
         if description.lease_ms is not None:
             request.lease.FromMilliseconds(description.lease_ms)
-        response = await self._pools.RegisterPool(request, timeout=CALL_TIMEOUT_S)
+        try:
+            response = await self._pools.RegisterPool(request, timeout=CALL_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            reason = call_error_reason(error)
+            if reason in POOL_REFUSING_REASONS:
+                message = f"the controller refuses the pool: {error.details()} ({reason})"
+                raise PoolRefused(message) from error
+            raise
         self._log.info(
             "pool_registered", epoch=response.epoch, lease_ms=response.lease.ToMilliseconds()
         )
@@ -230,6 +248,13 @@ class ControllerClient:
         finally:
             session.cancel()
             self._lose_session()
+
+    def _note_failure(self, error: Exception) -> None:
+        reason = call_error_reason(error)
+        event = "controller_unreachable" if reason == "UNAVAILABLE" else "controller_refused"
+        self._log.warning(event, reason=reason, retry_s=self._reconnect_delay_s)
+        if reason in EPOCH_ENDING_REASONS:
+            self._end_epoch()
 
     def _lose_session(self) -> None:
         self._session = None

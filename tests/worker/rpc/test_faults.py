@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import grpc
@@ -14,16 +14,20 @@ from prefixd.v1 import inspect_pb2
 from prefixd.worker.config import WorkerConfig
 from prefixd.worker.execution import PassRunner
 from prefixd.worker.limits import SchedulerLimits
+from prefixd.worker.sampling import Draw
+from prefixd.worker.step import PassPlan
 from tests.support.controller import (
     ControllerProcess,
     ControllerThread,
     controller_process,
+    controller_thread,
     stubs,
 )
 from tests.support.pass_runners import FaultyRunner, GatedRunner
 from tests.support.proxy import proxy
 from tests.support.worker import (
     Client,
+    WorkerThread,
     collect,
     error_reason,
     strict_runner,
@@ -33,6 +37,7 @@ from tests.support.worker import (
     worker_process,
     worker_thread,
 )
+from tests.support.worker import client as connect
 
 LIMITS = SchedulerLimits(chunk_token_count_max=16, token_budget=80)
 PROMPTS = [[seed * 7 % 200 + i for i in range(20 + seed)] for seed in range(5)]
@@ -48,8 +53,6 @@ def config(controller_address: str, **changes: object) -> WorkerConfig:
 @pytest.fixture(scope="module")
 def expected(tiny_folder: Path) -> list[tuple[int, ...]]:
     """The undisturbed answers to all prompts."""
-    from tests.support.controller import controller_thread
-
     with (
         controller_thread() as controller,
         worker_thread(config(controller.address), strict_runner(tiny_folder, block_count=256)) as (
@@ -222,12 +225,85 @@ class CuttingRunner:
         self._pass_count = 0
         self.cut_count = 0
 
-    def run(self, plan, draws):  # type: ignore[no-untyped-def]
+    def run(self, plan: PassPlan, draws: Sequence[Draw]) -> list[int]:
         """Runs the pass; the connection may be gone when it ends."""
         self._pass_count += 1
         if self._pass_count in self._pass_numbers:
             self.cut_count += self._cut()
         return self._inner.run(plan, draws)
+
+
+def test_trouble_of_all_kinds_at_once_changes_no_answer(
+    tiny_folder: Path, controller: ControllerThread, expected: list[tuple[int, ...]]
+) -> None:
+    """A pool that is too small, passes that fail, a connection that is cut: the same answers."""
+    tight = SchedulerLimits(chunk_token_count_max=8, token_budget=80)
+    # The longest of the five computes 47 positions: 12 blocks of 4. Together they want 56.
+    runner = strict_runner(tiny_folder, block_count=28)
+    with proxy(controller.address) as between, stubs(controller.address) as control:
+
+        def wrap(inner: PassRunner) -> PassRunner:
+            cutting = CuttingRunner(inner, between.cut, pass_numbers=range(5, 200, 17))
+            return FaultyRunner(cutting, lambda number: number % 7 == 0)
+
+        settings = config(between.address, limits=tight)
+        with worker_thread(settings, runner, wrap_runner=wrap) as (_, client):
+            assert answers_to_all(client) == expected
+            assert client.info().preemption_count > 0
+            assert wait_idle(control, "tiny").held_block_count == 0
+
+
+def test_lost_lease_costs_no_answer(
+    tiny_folder: Path, controller: ControllerThread, expected: list[tuple[int, ...]]
+) -> None:
+    """The connection is lost for longer than the lease: the worker registers again, and goes on."""
+    made, wrap = wrapped(GatedRunner)
+    runner = strict_runner(tiny_folder, block_count=256)
+    pool = inspect_pb2.GetPoolRequest(pool_name="tiny")
+    with (
+        proxy(controller.address) as between,
+        stubs(controller.address) as control,
+        worker_thread(config(between.address), runner, wrap_runner=wrap) as (worker, client),
+    ):
+        gate = made[0]
+        assert isinstance(gate, GatedRunner)
+        epoch = client.info().epoch
+        streams = [client.worker.Generate(tokens_request(p, **FIELDS)) for p in PROMPTS]
+        for stream in streams:
+            next(stream)
+        gate.close()
+        gate.wait_held()
+        between.pause()
+        wait_until(lambda: not control.inspect.GetPool(pool).pool.session_active)
+        controller.expire_leases(advance_ms=600_001)
+        between.resume()
+        gate.open()
+
+        answers = [
+            tuple(t for response in stream for t in response.chunk.token_ids) for stream in streams
+        ]
+
+        assert answers == expected
+        assert client.info().epoch != epoch
+        assert any(event["event"] == "epoch_ended" for event in worker.log_events)
+
+
+def test_second_worker_waits_for_a_pool_that_is_driven(
+    tiny_folder: Path, controller: ControllerThread
+) -> None:
+    """A name in use is not taken over; the second is told so, and gets it once it is free."""
+    first_runner = strict_runner(tiny_folder, block_count=64)
+    second = WorkerThread(config(controller.address), strict_runner(tiny_folder, block_count=64))
+    with worker_thread(config(controller.address), first_runner) as (_, client):
+        second.start()
+        wait_until(lambda: any(e.get("reason") == "POOL_IN_USE" for e in second.log_events))
+        assert len(client.generate(tokens_request(PROMPTS[0], **FIELDS)).token_ids) == 24
+    try:
+        with connect(second.address) as client:
+            client.wait_serving()
+            assert len(client.generate(tokens_request(PROMPTS[0], **FIELDS)).token_ids) == 24
+    finally:
+        second.stop()
 
 
 def free_port() -> int:
@@ -305,8 +381,6 @@ def test_killed_worker_holds_nothing_once_its_lease_has_run_out(
         worker_process(*options, *sizes) as worker,
         stubs(controller.address) as control,
     ):
-        from tests.support.worker import client as connect
-
         with connect(worker.address) as client:
             client.wait_serving()
             long = {"token_count_max": 1_900, "ignore_end_of_sequence": True}

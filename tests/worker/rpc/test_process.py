@@ -160,3 +160,16 @@ def test_socket_belongs_to_one_worker_until_it_is_gone(tmp_path: Path) -> None:
 
     assert not path.exists()
     second.release()
+
+
+def test_pool_that_the_controller_refuses_ends_the_worker(
+    tiny_folder: Path, controller: ControllerThread
+) -> None:
+    """A pool name that no controller takes: one clear line, and no endless trying."""
+    bad = ["--listen", "127.0.0.1:0", "--pool-name", "no spaces please"]
+    result = CliRunner().invoke(app, [*options(tiny_folder, controller.address), *bad])
+
+    assert result.exit_code == 1
+    (line,) = [line for line in result.stderr.splitlines() if not line.startswith("{")]
+    assert "pool_name must be" in line
+    assert "FIELD_INVALID" in line
