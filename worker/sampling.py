@@ -76,7 +76,7 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     """Chooses one token per row.
 
     Args:
-        logits: (rows, vocabulary), any floating dtype; computed in float32.
+        logits: (rows, vocabulary), any floating dtype; probabilities are computed in float64.
         draws: one per row.
 
     Returns:
@@ -90,7 +90,7 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     token_ids: list[int] = logits.argmax(dim=-1).tolist()
     for row, draw in enumerate(draws):
         if not draw.options.is_greedy:
-            token_ids[row] = _draw(logits[row].float(), draw)
+            token_ids[row] = _draw(logits[row], draw)
     return token_ids
 
 
@@ -98,7 +98,7 @@ def probabilities(logits: Tensor, options: SamplingOptions) -> tuple[Tensor, Ten
     """The distribution that a non-greedy draw follows.
 
     Args:
-        logits: (vocabulary,) float32.
+        logits: (vocabulary,), at least one of them finite.
         options: not greedy.
 
     Returns:
@@ -106,10 +106,12 @@ def probabilities(logits: Tensor, options: SamplingOptions) -> tuple[Tensor, Ten
         those that top_k and top_p remove, sum 1). Both have shape (vocabulary,).
     """
     assert not options.is_greedy
-    scaled, token_ids = torch.sort(logits / options.temperature, descending=True, stable=True)
+    ordered, token_ids = torch.sort(logits.double(), descending=True, stable=True)
+    # The largest becomes 0 first, so that no temperature, however low, overflows.
+    scaled = (ordered - ordered[0]) / options.temperature
     if 0 < options.top_k < scaled.shape[0]:
         scaled = scaled.masked_fill(scaled < scaled[options.top_k - 1], -torch.inf)
-    weights = torch.softmax(scaled.double(), dim=-1)
+    weights = torch.softmax(scaled, dim=-1)
     # A token stays while the mass before it is below p, so the likeliest one always stays.
     mass_before = weights.cumsum(dim=-1) - weights
     weights = weights.masked_fill(mass_before >= options.top_p, 0.0)

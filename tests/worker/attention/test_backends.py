@@ -177,6 +177,27 @@ def test_strict_rows_do_not_depend_on_the_batch(case: str) -> None:
             assert torch.equal(output[0], together[row]), (sequence, offset)
 
 
+def test_strict_rows_of_a_long_context_do_not_depend_on_the_batch() -> None:
+    """Sums over thousands of keys take the same order whatever rows stand behind a row."""
+    context, query_count = 3_000, 160
+    generator = torch.Generator().manual_seed(3)
+    keys, values = torch.randn(2, 3_008, 1, 16, generator=generator)
+    query = torch.randn(query_count, 2, 16, generator=generator)
+    table = tuple(range(3_008 // BLOCK_SIZE))
+    traits = LayerTraits(scaling=0.25)
+    backend = create_backend("strict")
+
+    def attend(rows: SequenceRows, query: Tensor) -> Tensor:
+        slots = torch.zeros(query.shape[0], dtype=torch.int64)
+        plan = backend.plan(build_batch(slots, [rows], block_size=BLOCK_SIZE))
+        return plan.attend(query, keys, values, traits)
+
+    together = attend(SequenceRows(0, query_count, context, table), query)
+    for row in range(0, query_count, 7):
+        alone = SequenceRows(0, 1, context - query_count + row + 1, table)
+        assert torch.equal(attend(alone, query[row : row + 1])[0], together[row]), row
+
+
 def test_strict_pads_to_a_multiple_of_four() -> None:
     """Fewer than four rows would take other matrix kernels."""
     backend = create_backend("strict")

@@ -174,9 +174,12 @@ def test_reduced_config_keeps_every_layer_type() -> None:
     layer_types = ["sliding_attention"] * 5 + ["full_attention"]
     config = CONFIGS["gemma3"]()
     config.num_hidden_layers, config.layer_types = 12, layer_types * 2
+    config.sliding_window = 4_096
     reduced = reduced_config(config)
     assert (reduced.num_hidden_layers, reduced.layer_types) == (6, layer_types)
+    assert reduced.sliding_window < 10, "the probe's sequences must reach beyond the window"
     assert (config.num_hidden_layers, len(config.layer_types)) == (12, 12)
+    assert config.sliding_window == 4_096
 
 
 class _ChangedWindow:

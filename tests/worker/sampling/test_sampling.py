@@ -89,6 +89,12 @@ def test_temperature_sharpens_and_flattens() -> None:
     assert flat[3] > 0.24
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-40, 1e-6])
+def test_tiny_temperature_is_greedy(temperature: float) -> None:
+    """Nothing overflows on the way to zero."""
+    assert [1] * 5 == draws(SamplingOptions(temperature=temperature), 5)
+
+
 def test_same_seed_gives_the_same_tokens_and_another_seed_others() -> None:
     """50 positions in a row."""
     first = draws(SamplingOptions(temperature=1.0, seed=5), 50)
