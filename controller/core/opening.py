@@ -63,7 +63,7 @@ def open_sequence(
             match=match,
         ),
     )
-    sequence = _add_sequence(state, step, entry, keys)
+    sequence = _add_sequence(state, entry, keys)
     sequence.uncacheable = uncacheable
     published_count = match.published_count * block_size
     state.columns.written[sequence.row] = published_count
@@ -90,10 +90,9 @@ def _check_room(state: PoolState, entry: OpenEntry) -> None:
         )
 
 
-def _add_sequence(
-    state: PoolState, step: StepContext, entry: OpenEntry, keys: SequenceKeys
-) -> Sequence:
-    row = state.columns.take_row(opened_step_id=step.step_id)
+def _add_sequence(state: PoolState, entry: OpenEntry, keys: SequenceKeys) -> Sequence:
+    row = state.columns.take_row()
+    state.log.begin_row(row)
     sequence = Sequence(entry, keys, row=row, model_version=state.model_version)
     state.columns.add_tokens(sequence, entry.token_ids)
     state.sequences[entry.handle] = sequence

@@ -129,6 +129,8 @@ def grant(
     cached_start = start_block * state.spec.block_size
     match = allotment.match
     state.index.hold(sequence, match)
+    if match.published_count < match.block_count:
+        _note_pending(state, row, match)
     new_block_ids = state.supply.take(allotment.new_block_count, now_ms=step.now_ms)
     sequence.private_block_ids.extend(new_block_ids)
     scheduled = allotment.scheduled
@@ -155,6 +157,15 @@ def grant(
     )
     complete_blocks(state, sequence, step.step_id)
     return plan
+
+
+def _note_pending(state: PoolState, row: int, match: Match) -> None:
+    at = match.start_block
+    for node in match.path:
+        for run in node.lane.pending:
+            end = (at + run.end) * state.spec.block_size
+            state.log.note_matched(row, step_id=run.step_id, end=end)
+        at += node.block_count
 
 
 def _appended_block_ids(match: Match, new_block_ids: array[int]) -> IntArray:

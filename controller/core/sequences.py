@@ -16,7 +16,6 @@ from prefixd.controller.core.messages import (
     IntArray,
     OpenEntry,
     SequenceId,
-    StepId,
 )
 from prefixd.controller.core.node import ChildKey, Node
 
@@ -115,10 +114,9 @@ class Sequence:
 class SequenceColumns:
     """Positions of all open sequences, one row each; rows are reused.
 
-    `known`, `scheduled`, `written`: token counts; `capacity`: slots of the table; `opened_step_id`,
-    `planned_step_id`: the step that opened the sequence and the last one that scheduled positions
-    of it; `cut`: it lost positions to a failed step and needs an extend; `tail`: known tokens of the
-    last partial block.
+    `known`, `scheduled`, `written`: token counts; `capacity`: slots of the table;
+    `planned_step_id`: the last step that scheduled positions; `cut`: the sequence lost positions to
+    a failed step and needs an extend; `tail`: known tokens of the last partial block.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -132,7 +130,6 @@ class SequenceColumns:
         self.scheduled = self._grown("scheduled", row_count_max)
         self.written = self._grown("written", row_count_max)
         self.capacity = self._grown("capacity", row_count_max)
-        self.opened_step_id = self._grown("opened_step_id", row_count_max)
         self.planned_step_id = self._grown("planned_step_id", row_count_max)
         cut = np.zeros(row_count_max, dtype=np.bool_)
         tail: npt.NDArray[np.uint32] = np.zeros((row_count_max, self.block_size), dtype=np.uint32)
@@ -148,7 +145,7 @@ class SequenceColumns:
             column[: self.row_count] = getattr(self, name)[: self.row_count]
         return column
 
-    def take_row(self, *, opened_step_id: StepId) -> int:
+    def take_row(self) -> int:
         """Return a cleared row for a new sequence."""
         if self._free_rows:
             row = self._free_rows.pop()
@@ -160,7 +157,6 @@ class SequenceColumns:
         self.known[row] = self.scheduled[row] = self.written[row] = self.capacity[row] = 0
         self.planned_step_id[row] = 0
         self.cut[row] = False
-        self.opened_step_id[row] = opened_step_id
         return row
 
     def give_row(self, row: int) -> None:

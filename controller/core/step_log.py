@@ -99,9 +99,9 @@ class StepLog:
         for step_id in range(self.settled_id + 1, executed_id + 1):
             snapshot = self._snapshots.pop(StepId(step_id))
             row_count = len(snapshot)
-            written = np.minimum(columns.scheduled[:row_count], snapshot)
-            is_older = columns.opened_step_id[:row_count] <= step_id
-            np.copyto(columns.written[:row_count], written, where=is_older)
+            # A sequence that was cut and matched again may have more written than this step knew.
+            written = columns.written[:row_count]
+            np.maximum(written, np.minimum(columns.scheduled[:row_count], snapshot), out=written)
             self._settle(StepId(step_id))
             yield StepId(step_id)
         self.executed_id = executed_id
@@ -126,11 +126,28 @@ class StepLog:
         if has_work:
             self._working_ids.add(reply.step_id)
 
+    def begin_row(self, row: int) -> None:
+        """Forget what unsettled steps scheduled in a row: another sequence gets it."""
+        for snapshot in self._snapshots.values():
+            if row < len(snapshot):
+                snapshot[row] = 0
+
     def rewind(self, row: int, *, position: int) -> None:
         """Forget that positions of a row from this one on were scheduled: they were rejected."""
         for snapshot in self._snapshots.values():
             if row < len(snapshot):
                 snapshot[row] = min(int(snapshot[row]), position)
+
+    def note_matched(self, row: int, *, step_id: StepId, end: int) -> None:
+        """Say that positions of a row up to `end` are written once an unsettled step is executed."""
+        for snapshot_id, snapshot in self._snapshots.items():
+            if snapshot_id < step_id:
+                continue
+            if row >= len(snapshot):
+                grown = np.zeros(len(self._columns.scheduled), dtype=np.int64)
+                grown[: len(snapshot)] = snapshot
+                self._snapshots[snapshot_id] = snapshot = grown  # noqa: PLW2901
+            snapshot[row] = max(int(snapshot[row]), end)
 
     def scheduled_bounds(self, row: int) -> Iterator[tuple[StepId, int]]:
         """Tell which step scheduled which positions of a row, as ascending (step, end) pairs.
@@ -139,7 +156,6 @@ class StepLog:
         step that is being applied.
         """
         yield EXECUTED, int(self._columns.written[row])
-        opened_step_id = self._columns.opened_step_id[row]
         for step_id, snapshot in self._snapshots.items():
-            if step_id >= opened_step_id and row < len(snapshot):
+            if row < len(snapshot):
                 yield step_id, int(snapshot[row])

@@ -126,6 +126,8 @@ class Twins:
         copy = lane.copies[0]
         assert not self.is_written(copy)
         self._repoint(lane, copy.block_id)
+        if not lane.copies:
+            self.unsettled.pop(lane, None)
         self._index.write_again(lane, self._writing_step_id(copy))
         return block_id
 
@@ -140,7 +142,7 @@ class Twins:
         """Take a sequence's own block out of its table; returns the block."""
         block_id = sequence.copies.pop(block_index)
         lane.copies = [copy for copy in lane.copies if copy.sequence is not sequence]
-        if not lane.copies:
+        if all(self.is_written(copy) for copy in lane.copies):
             self.unsettled.pop(lane, None)
         return block_id
 

@@ -164,4 +164,4 @@ def assert_equal_pools(pool: Pool, model: NaiveLog, *, algorithm: str, root: byt
     of_core = seen_of_pool(pool)
     of_model = seen_of_model(model, algorithm=algorithm, root=root)
     for part, expected in of_model.items():
-        assert of_core[part] == expected, f"{part} differs"
+        assert of_core[part] == expected, f"{part} differs: {of_core[part]} against {expected}"
