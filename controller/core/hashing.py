@@ -14,6 +14,7 @@ from sys import intern
 import cbor2
 import xxhash
 
+from prefixd.controller.core.cbor_blocks import encode_contents, encode_parent_head
 from prefixd.controller.core.errors import FieldInvalid
 from prefixd.controller.core.messages import BlockHash
 
@@ -24,6 +25,9 @@ ExtraKeys = tuple[ExtraKey, ...]
 
 SEED_DETERMINISTIC = "vllm-none-hash"
 """Seed of the cryptographic algorithms where nobody names one, so that replicas agree."""
+
+_VECTORISED_BLOCKS_MIN = 16
+# Below this many blocks the numpy calls cost more than they save.
 
 
 def _sha256(data: bytes) -> bytes:
@@ -67,15 +71,16 @@ class HashAlgorithm:
     serialise_block: Callable[[bytes, tuple[int, ...], ExtraKeys], bytes]
     digest_size: int
     is_cryptographic: bool
+    is_cbor: bool
 
 
 HASHES: dict[str, HashAlgorithm] = {
     algorithm.name: algorithm
     for algorithm in (
-        HashAlgorithm("sha256_cbor", _sha256, _cbor_seed, _cbor, 32, True),
-        HashAlgorithm("sha256", _sha256, _pickled_seed, _pickled, 32, True),
-        HashAlgorithm("xxhash_cbor", _xxh3_128, _cbor_seed, _cbor, 16, False),
-        HashAlgorithm("xxhash", _xxh3_128, _pickled_seed, _pickled, 16, False),
+        HashAlgorithm("sha256_cbor", _sha256, _cbor_seed, _cbor, 32, True, True),
+        HashAlgorithm("sha256", _sha256, _pickled_seed, _pickled, 32, True, False),
+        HashAlgorithm("xxhash_cbor", _xxh3_128, _cbor_seed, _cbor, 16, False, True),
+        HashAlgorithm("xxhash", _xxh3_128, _pickled_seed, _pickled, 16, False, False),
     )
 }
 """All algorithms by name; the first one is the default."""
@@ -141,6 +146,8 @@ class Hasher:
         per block.
         """
         block_count = len(extra_keys)
+        if self.algorithm.is_cbor and block_count >= _VECTORISED_BLOCKS_MIN:
+            return self._cbor_chain(parent, packed_tokens, extra_keys)
         token_ids = memoryview(packed_tokens).cast("I").tolist()
         block_size = len(token_ids) // block_count
         digests = []
@@ -148,6 +155,18 @@ class Hasher:
             begin = index * block_size
             parent = self.block_hash(parent, token_ids[begin : begin + block_size], keys)
             digests.append(parent)
+        return b"".join(digests)
+
+    def _cbor_chain(
+        self, parent: BlockHash, packed_tokens: bytes, extra_keys: Sequence[ExtraKeys]
+    ) -> bytes:
+        digest = self.algorithm.digest
+        head = encode_parent_head(self.algorithm.digest_size)
+        link: bytes = parent
+        digests = []
+        for content in encode_contents(packed_tokens, extra_keys):
+            link = digest(head + link + content)
+            digests.append(link)
         return b"".join(digests)
 
 
