@@ -11,7 +11,7 @@ import pytest
 from prefixd.controller.core import invariants
 from prefixd.v1 import cache_pb2, inspect_pb2, pool_pb2
 from tests.support.controller import ControllerThread, Stubs, controller_thread, stubs
-from tests.support.driver import Driver, SessionClient
+from tests.support.driver import Driver, SessionClient, wait_session_ended
 from tests.support.toy_engine import Job, ToyEngine
 
 BLOCK_SIZE = 4
@@ -78,13 +78,7 @@ class Link:
         if self._client is not None:
             self._client.cancel()
             self._client = None
-            self.wait_free()
-
-    def wait_free(self) -> None:
-        """Waits until no stream of the pool is open."""
-        request = inspect_pb2.GetPoolRequest(pool_name=self.driver.pool_name)
-        while self.driver.stubs.inspect.GetPool(request).pool.session_active:
-            pass
+            wait_session_ended(self.driver)
 
 
 @pytest.fixture(scope="module")
@@ -246,7 +240,7 @@ def test_client_that_leaves_before_ready_disturbs_nothing(calls, controller, und
         start = cache_pb2.SessionStart(**link.driver.key)
         early.send(cache_pb2.SessionRequest(start=start))
         early.cancel()
-        link.wait_free()
+        wait_session_ended(link.driver)
         return deliver(link, request)
 
     assert run(calls, controller, deliver_step=leave_early) == undisturbed

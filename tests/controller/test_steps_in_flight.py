@@ -14,6 +14,7 @@ from tests.support.driver import (
     open_entry,
     refused,
     session,
+    wait_session_ended,
 )
 
 PROMPT = tuple(range(40))
@@ -49,13 +50,6 @@ def planned_ahead(driver: Driver) -> list[cache_pb2.StepRequest]:
     ]
 
 
-def wait_unlocked(driver: Driver) -> None:
-    """Waits until the controller has seen the end of the pool's stream."""
-    request = inspect_pb2.GetPoolRequest(pool_name=driver.pool_name)
-    while driver.stubs.inspect.GetPool(request).pool.session_active:
-        pass
-
-
 def published(calls: Stubs) -> set[str]:
     """The digests of all published blocks."""
     blocks = calls.inspect.ListBlocks(
@@ -79,7 +73,7 @@ def test_replies_lost_together_come_again_together(calls, answered):
         for request in requests:
             client.send_step(request)
         first = [client.receive().step for _ in range(answered)]
-    wait_unlocked(driver)
+    wait_session_ended(driver)
     with session(driver) as client:
         for request in requests:
             client.send_step(request)

@@ -11,7 +11,7 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from prefixd.v1 import cache_pb2, pool_pb2, types_pb2
+from prefixd.v1 import cache_pb2, inspect_pb2, pool_pb2, types_pb2
 from tests.support.controller import Stubs
 
 CALL_TIMEOUT_S = 30.0
@@ -194,6 +194,13 @@ class SessionClient:
         """Breaks the stream."""
         self.call.cancel()
         self._requests.put(None)
+
+
+def wait_session_ended(driver: Driver) -> None:
+    """Waits until the controller has seen the end of the pool's stream."""
+    request = inspect_pb2.GetPoolRequest(pool_name=driver.pool_name)
+    while driver.stubs.inspect.GetPool(request).pool.session_active:
+        pass
 
 
 @contextmanager

@@ -2,7 +2,6 @@ import grpc
 import pytest
 
 from prefixd.v1 import cache_pb2, errors_pb2, inspect_pb2, pool_pb2
-from tests.support.controller import ControllerThread
 from tests.support.driver import (
     Driver,
     SessionClient,
@@ -11,6 +10,7 @@ from tests.support.driver import (
     open_entry,
     refused,
     session,
+    wait_session_ended,
 )
 
 PROMPT = list(range(10))
@@ -28,12 +28,6 @@ def end_of(client: SessionClient):
     with pytest.raises(grpc.RpcError) as raised:
         client.receive()
     return call_error(raised.value)
-
-
-def wait_session_ended(controller: ControllerThread, driver: Driver) -> None:
-    """Waits until the controller has seen the end of the pool's stream."""
-    while pool_of(driver).session_active:
-        pass
 
 
 def test_ready_tells_what_was_applied_and_executed(calls):
@@ -185,7 +179,7 @@ def test_broken_stream_starts_the_lease(controller, calls):
     with session(driver) as client:
         client.step(driver.request(open_entry(1, PROMPT)))
         controller.expire_leases(advance_ms=LEASE_MS)
-    wait_session_ended(controller, driver)
+    wait_session_ended(driver)
     assert pool_of(driver).lease_left.ToMilliseconds() == LEASE_MS
     controller.expire_leases(advance_ms=LEASE_MS)
     assert refused(lambda: pool_of(driver)).reason == "POOL_NOT_FOUND"
@@ -197,7 +191,7 @@ def test_session_resumes_within_the_lease(controller, calls):
     with session(driver) as client:
         client.step(driver.request(open_entry(1, PROMPT)))
         client.send_step(driver.request(open_entry(2, PROMPT), step_id=2, executed_step_id=0))
-    wait_session_ended(controller, driver)
+    wait_session_ended(driver)
     with session(driver) as client:
         first = client.step(driver.request(open_entry(1, PROMPT)))
         second = client.step(driver.request(open_entry(2, PROMPT), step_id=2, executed_step_id=0))
