@@ -12,26 +12,52 @@ import os
 import re
 import signal
 import sys
-from typing import Annotated, NoReturn
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
 
 import typer
 
 # gRPC's own complaints about a taken port would stand beside our one clear line.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-from prefixd.worker.attention.registry import BACKENDS
 from prefixd.worker.config import (
     BLOCK_SIZE_DEFAULT,
+    CONTROLLER_WAIT_S_DEFAULT,
     MODEL_DEFAULT,
     ConfigInvalid,
     ModelConfig,
     WorkerConfig,
 )
-from prefixd.worker.limits import SchedulerLimits
+from prefixd.worker.limits import LimitInvalid, SchedulerLimits
 from prefixd.worker.logs import LOG_LEVELS, Log, json_logger
 from prefixd.worker.model.errors import ModelRefused, ModelUnavailable
-from prefixd.worker.model.runner import ModelRunner
 from prefixd.worker.model_setup import load_runner
+from prefixd.worker.options import (
+    AllowPlaintextOption,
+    AttentionBackendOption,
+    BlockCountOption,
+    BlockSizeOption,
+    ChunkTokenCountMaxOption,
+    ControllerCaOption,
+    ControllerCertificateOption,
+    ControllerKeyOption,
+    ControllerOption,
+    ControllerWaitSOption,
+    DeviceOption,
+    DtypeOption,
+    LeaseMsOption,
+    ListenOption,
+    LogLevelOption,
+    ModelOption,
+    PoolNameOption,
+    RunningSequenceCountMaxOption,
+    ThreadsOption,
+    TlsCertificateOption,
+    TlsClientCaOption,
+    TlsKeyOption,
+    TokenBudgetOption,
+)
 from prefixd.worker.rpc.controller_client import PoolRefused
 from prefixd.worker.rpc.listening import (
     CONTROLLER_ADDRESS_DEFAULT,
@@ -40,6 +66,7 @@ from prefixd.worker.rpc.listening import (
     AddressUnusable,
     checked_target,
 )
+from prefixd.worker.rpc.tls import ControllerTls, ServerTls, TlsUnusable
 from prefixd.worker.server import WorkerBroken, build, serve
 
 LIMITS_DEFAULT = SchedulerLimits()
@@ -50,56 +77,35 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def main(
     *,
-    controller: Annotated[
-        str, typer.Option(help="Address of the controller: HOST:PORT or unix:PATH.")
-    ] = CONTROLLER_ADDRESS_DEFAULT,
-    listen: Annotated[
-        list[str],
-        typer.Option(help="Address to serve: HOST:PORT or unix:PATH; may be given again."),
-    ] = [WORKER_ADDRESS_DEFAULT],  # noqa: B006 - typer copies it
-    model: Annotated[
-        str, typer.Option(help="Folder of a model, or the name of a model that can be fetched.")
-    ] = MODEL_DEFAULT,
-    pool_name: Annotated[
-        str, typer.Option(help="Name of the pool at the controller; by default the model's name.")
-    ] = "",
-    block_size: Annotated[int, typer.Option(help="Token slots per block.")] = BLOCK_SIZE_DEFAULT,
-    block_count: Annotated[
-        int,
-        typer.Option(help="Blocks of the pool, one of them for padding; 0: sized by the memory."),
-    ] = 0,
-    attention_backend: Annotated[
-        str, typer.Option(help=f"How to compute attention: {', '.join(BACKENDS)}.")
-    ] = "torch",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    threads: Annotated[int, typer.Option(help="Threads of the forward pass on the CPU.")] = 1,
-    chunk_token_count_max: Annotated[
-        int, typer.Option(help="Most tokens that one step prefills of one sequence.")
-    ] = LIMITS_DEFAULT.chunk_token_count_max,
-    running_sequence_count_max: Annotated[
-        int, typer.Option(help="Most sequences that run at a time; others wait.")
-    ] = LIMITS_DEFAULT.running_sequence_count_max,
-    token_budget: Annotated[
-        int, typer.Option(help="Most tokens that one step computes.")
-    ] = LIMITS_DEFAULT.token_budget,
-    lease_ms: Annotated[
-        int,
-        typer.Option(help="How long the pool outlives a lost worker; 0: as the controller says."),
-    ] = 0,
-    controller_wait_s: Annotated[
-        float, typer.Option(help="How long running answers wait for a lost controller.")
-    ] = 30.0,
-    log_level: Annotated[
-        str, typer.Option(help=f"Least level to log: {', '.join(LOG_LEVELS)}.")
-    ] = "info",
+    controller: ControllerOption = CONTROLLER_ADDRESS_DEFAULT,
+    controller_ca: ControllerCaOption = None,
+    controller_certificate: ControllerCertificateOption = None,
+    controller_key: ControllerKeyOption = None,
+    listen: ListenOption = [WORKER_ADDRESS_DEFAULT],  # noqa: B006 - typer copies it
+    tls_certificate: TlsCertificateOption = None,
+    tls_key: TlsKeyOption = None,
+    tls_client_ca: TlsClientCaOption = None,
+    allow_plaintext: AllowPlaintextOption = False,
+    model: ModelOption = MODEL_DEFAULT,
+    pool_name: PoolNameOption = "",
+    block_size: BlockSizeOption = BLOCK_SIZE_DEFAULT,
+    block_count: BlockCountOption = 0,
+    attention_backend: AttentionBackendOption = "torch",
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = "auto",
+    threads: ThreadsOption = 1,
+    chunk_token_count_max: ChunkTokenCountMaxOption = LIMITS_DEFAULT.chunk_token_count_max,
+    running_sequence_count_max: RunningSequenceCountMaxOption = (
+        LIMITS_DEFAULT.running_sequence_count_max
+    ),
+    token_budget: TokenBudgetOption = LIMITS_DEFAULT.token_budget,
+    lease_ms: LeaseMsOption = 0,
+    controller_wait_s: ControllerWaitSOption = CONTROLLER_WAIT_S_DEFAULT,
+    log_level: LogLevelOption = "info",
 ) -> None:
     """Run a worker: it holds the paged KV of one model and generates answers with it."""
     try:
-        if log_level not in LOG_LEVELS:
-            raise ConfigInvalid(f"--log-level must be one of {', '.join(LOG_LEVELS)}")
-        log = json_logger(log_level)
-        targets = tuple(checked_target(text) for text in listen)
+        log = _log(log_level)
         model_config = ModelConfig(
             model=model,
             attention_backend=attention_backend,
@@ -109,19 +115,23 @@ def main(
             block_size=block_size,
             block_count=block_count or None,
         )
-        limits = _limits(chunk_token_count_max, running_sequence_count_max, token_budget)
-        log.info("model_loading", model=model)
-        runner = load_runner(model_config, report=lambda line: log.info("model_fetch", step=line))
         config = WorkerConfig(
             controller=controller,
-            listen=targets,
-            pool_name=pool_name or re.sub(r"[^A-Za-z0-9._-]", "-", runner.model.name),
-            limits=limits,
+            controller_tls=_controller_tls(controller_ca, controller_certificate, controller_key),
+            listen=tuple(checked_target(text) for text in listen),
+            tls=_server_tls(tls_certificate, tls_key, tls_client_ca),
+            plaintext_allowed=allow_plaintext,
+            pool_name=pool_name,
+            limits=SchedulerLimits(
+                chunk_token_count_max=chunk_token_count_max,
+                running_sequence_count_max=running_sequence_count_max,
+                token_budget=token_budget,
+            ),
             lease_ms=lease_ms or None,
             controller_wait_s=controller_wait_s,
         )
-        is_idle = asyncio.run(_run(config, runner, log, attention_backend))
-    except (ConfigInvalid, AddressInvalid) as error:
+        is_idle = _run(config, model_config, log)
+    except (ConfigInvalid, LimitInvalid, AddressInvalid, TlsUnusable) as error:
         _fail(str(error), status=2)
     except (AddressUnusable, PoolRefused, WorkerBroken) as error:
         _fail(str(error), status=1)
@@ -134,26 +144,53 @@ def main(
         os._exit(0)
 
 
-async def _run(config: WorkerConfig, runner: ModelRunner, log: Log, attention_backend: str) -> bool:
-    server = build(config, runner, log=log, attention_backend=attention_backend)
-    return await serve(server, on_started=_announce, log=log)
+def _run(config: WorkerConfig, model_config: ModelConfig, log: Log) -> bool:
+    """Loads the model and serves it; returns whether the last forward pass has ended."""
+    config.check()
+    log.info("model_loading", model=model_config.model)
+    runner = load_runner(model_config, report=lambda line: log.info("model_fetch", step=line))
+    if not config.pool_name:
+        name = re.sub(r"[^A-Za-z0-9._-]", "-", runner.model.name)
+        config = replace(config, pool_name=name)
+
+    async def serve_runner() -> bool:
+        server = build(config, runner, log=log, attention_backend=model_config.attention_backend)
+        return await serve(server, on_started=_announce, log=log)
+
+    return asyncio.run(serve_runner())
 
 
 def _announce(addresses: tuple[str, ...]) -> None:
     print(json.dumps({"event": "worker_started", "addresses": list(addresses)}), flush=True)
 
 
-def _limits(
-    chunk_token_count_max: int, running_sequence_count_max: int, token_budget: int
-) -> SchedulerLimits:
-    try:
-        return SchedulerLimits(
-            chunk_token_count_max=chunk_token_count_max,
-            running_sequence_count_max=running_sequence_count_max,
-            token_budget=token_budget,
+def _log(log_level: str) -> Log:
+    if log_level not in LOG_LEVELS:
+        raise ConfigInvalid(f"--log-level must be one of {', '.join(LOG_LEVELS)}")
+    return json_logger(log_level)
+
+
+def _server_tls(
+    certificate: Path | None, key: Path | None, client_ca: Path | None
+) -> ServerTls | None:
+    if certificate is None and key is None and client_ca is None:
+        return None
+    if certificate is None or key is None:
+        raise ConfigInvalid("TLS needs both --tls-certificate and --tls-key")
+    return ServerTls(certificate, key, client_ca)
+
+
+def _controller_tls(
+    ca: Path | None, certificate: Path | None, key: Path | None
+) -> ControllerTls | None:
+    if ca is None and certificate is None and key is None:
+        return None
+    if ca is None or (certificate is None) != (key is None):
+        raise ConfigInvalid(
+            "TLS to the controller needs --controller-ca; --controller-certificate and"
+            " --controller-key go together"
         )
-    except ValueError as error:
-        raise ConfigInvalid(str(error)) from error
+    return ControllerTls(ca, certificate, key)
 
 
 def _end_while_loading(_number: int, _frame: object) -> NoReturn:

@@ -3,11 +3,17 @@
 from dataclasses import dataclass, field
 
 from prefixd.worker.limits import SchedulerLimits
-from prefixd.worker.rpc.listening import CONTROLLER_ADDRESS_DEFAULT, WORKER_ADDRESS_DEFAULT
+from prefixd.worker.rpc.listening import (
+    CONTROLLER_ADDRESS_DEFAULT,
+    WORKER_ADDRESS_DEFAULT,
+    is_local,
+)
+from prefixd.worker.rpc.tls import ControllerTls, ServerTls
 
 MODEL_DEFAULT = "smollm2-135m-instruct"
 """The small model that is fetched where no folder is named."""
 BLOCK_SIZE_DEFAULT = 16
+CONTROLLER_WAIT_S_DEFAULT = 30.0
 
 
 class ConfigInvalid(Exception):
@@ -51,7 +57,10 @@ class WorkerConfig:
 
     Attributes:
         controller: address of the controller.
+        controller_tls: how to speak TLS with it; None: in the clear.
         listen: addresses to serve; the first is told to the controller.
+        tls: the worker's identity; None: in the clear.
+        plaintext_allowed: whether other machines may be served in the clear.
         pool_name: name of the pool at the controller.
         limits: of the scheduler.
         lease_ms: how long the pool outlives its worker; None: the controller's default.
@@ -59,8 +68,25 @@ class WorkerConfig:
     """
 
     controller: str = CONTROLLER_ADDRESS_DEFAULT
+    controller_tls: ControllerTls | None = None
     listen: tuple[str, ...] = (WORKER_ADDRESS_DEFAULT,)
+    tls: ServerTls | None = None
+    plaintext_allowed: bool = False
     pool_name: str = "worker"
     limits: SchedulerLimits = field(default_factory=SchedulerLimits)
     lease_ms: int | None = None
-    controller_wait_s: float = 30.0
+    controller_wait_s: float = CONTROLLER_WAIT_S_DEFAULT
+
+    def check(self) -> None:
+        """Raises ConfigInvalid where options contradict each other."""
+        if self.controller_wait_s < 0:
+            raise ConfigInvalid(
+                f"controller_wait_s is {self.controller_wait_s}, but must be at least 0"
+            )
+        if self.tls is None and not self.plaintext_allowed:
+            for target in self.listen:
+                if not is_local(target):
+                    raise ConfigInvalid(
+                        f"{target} can be reached from other machines: give --tls-certificate"
+                        " and --tls-key, or say --allow-plaintext"
+                    )

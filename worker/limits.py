@@ -26,13 +26,17 @@ FORWARD_FAILURES_MAX = 3
 """Failed forward passes in a row before the answers that they computed are given up."""
 
 
+class LimitInvalid(ValueError):
+    """A bound is out of its range or contradicts another."""
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
     """Bounds of one step and of the batch.
 
     Raises:
-        ValueError: a bound is out of range, or the budget leaves nothing for prefill beside a full
-            batch of decode rows.
+        LimitInvalid: a bound is out of range, or the budget leaves nothing for prefill beside a
+            full batch of decode rows.
     """
 
     chunk_token_count_max: int = 512
@@ -43,9 +47,9 @@ class SchedulerLimits:
         """Checks the bounds."""
         for name in ("chunk_token_count_max", "running_sequence_count_max"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must be at least 1")
+                raise LimitInvalid(f"{name} is {getattr(self, name)}, but must be at least 1")
         if self.token_budget <= self.running_sequence_count_max:
-            raise ValueError(
+            raise LimitInvalid(
                 f"token_budget is {self.token_budget}, but must be above"
                 f" running_sequence_count_max ({self.running_sequence_count_max})"
             )

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from prefixd.worker.attention.registry import UnknownBackend, create_backend
+from prefixd.worker.attention.registry import BackendUnavailable, UnknownBackend, create_backend
 from prefixd.worker.config import ConfigInvalid, ModelConfig
 from prefixd.worker.model.fetch import PACKAGED_MODELS, model_folder
 from prefixd.worker.model.kv_cache import PagedKv, block_byte_count
@@ -31,7 +31,7 @@ def load_runner(config: ModelConfig, *, report: Callable[[str], None]) -> ModelR
     device = _device(config.device)
     try:
         backend = create_backend(config.attention_backend)
-    except UnknownBackend as error:
+    except (UnknownBackend, BackendUnavailable) as error:
         raise ConfigInvalid(str(error)) from error
     if device.type == "cpu":
         torch.set_num_threads(config.thread_count)

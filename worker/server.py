@@ -84,8 +84,15 @@ class Server:
         return self._listening.addresses
 
     async def start(self) -> None:
-        """Binds and serves, then looks for the controller. Raises AddressUnusable."""
-        self._listening.bind(self._grpc_server, self._config.listen)
+        """Binds and serves, then looks for the controller.
+
+        Raises:
+            AddressUnusable: an address cannot be served.
+            TlsUnusable: a PEM file cannot be read.
+        """
+        tls = self._config.tls
+        credentials = tls.credentials() if tls is not None else None
+        self._listening.bind(self._grpc_server, self._config.listen, credentials)
         await self._set_serving(is_serving=False)
         await self._grpc_server.start()
         self._log.info("worker_started", addresses=self.addresses)
@@ -155,7 +162,9 @@ def build(
     """
     model, kv = runner.model, runner.kv
     shape = PoolShape(block_count=kv.block_count, block_size=kv.block_size)
-    client = ControllerClient(config.controller, _pool_description(config, runner), log)
+    client = ControllerClient(
+        config.controller, _pool_description(config, runner), log, tls=config.controller_tls
+    )
     engine = Engine(
         client,
         wrap_runner(ModelPassRunner(runner)),

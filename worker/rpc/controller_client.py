@@ -12,6 +12,7 @@ from prefixd.v1 import cache_pb2, cache_pb2_grpc, pool_pb2, pool_pb2_grpc, types
 from prefixd.worker.limits import MESSAGE_BYTES_MAX
 from prefixd.worker.logs import Log
 from prefixd.worker.rpc.step_messages import reason_name
+from prefixd.worker.rpc.tls import ControllerTls
 
 RECONNECT_DELAY_S_MIN = 0.1
 RECONNECT_DELAY_S_MAX = 2.0
@@ -88,11 +89,18 @@ class ControllerClient:
     `EpochEnded` or `StepRefused`.
     """
 
-    def __init__(self, address: str, description: PoolDescription, log: Log) -> None:
-        """Makes a client that `run` brings to life."""
+    def __init__(
+        self,
+        address: str,
+        description: PoolDescription,
+        log: Log,
+        *,
+        tls: ControllerTls | None = None,
+    ) -> None:
+        """Makes a client that `run` brings to life. Raises TlsUnusable."""
         self._description = description
         self._log = log.bind(controller=address, pool_name=description.pool_name)
-        self._channel = grpc.aio.insecure_channel(address, options=_channel_options())
+        self._channel = _channel(address, tls)
         self._pools = pool_pb2_grpc.PoolServiceStub(self._channel)
         self._cache = cache_pb2_grpc.CacheServiceStub(self._channel)
         self._registration: Registration | None = None
@@ -323,6 +331,13 @@ def _answers(outstanding: _Outstanding | None, step_id: int) -> bool:
         and outstanding.request.step_id == step_id
         and not outstanding.reply.done()
     )
+
+
+def _channel(address: str, tls: ControllerTls | None) -> grpc.aio.Channel:
+    options = _channel_options()
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, tls.credentials(), options=options)
 
 
 def _channel_options() -> list[tuple[str, int]]:

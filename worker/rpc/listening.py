@@ -1,6 +1,7 @@
 """Addresses that the worker serves: TCP (`HOST:PORT`) and unix sockets (`unix:PATH`)."""
 
 import fcntl
+import ipaddress
 import os
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,19 @@ def checked_target(text: str) -> str:
     if not (colon and host and port.isascii() and port.isdigit() and int(port) <= PORT_MAX):
         raise AddressInvalid(f"{text!r} is neither HOST:PORT nor unix:PATH")
     return text
+
+
+def is_local(target: str) -> bool:
+    """Whether only this machine can reach the address."""
+    if target.startswith(UNIX_PREFIX):
+        return True
+    host = target.rpartition(":")[0].removeprefix("[").removesuffix("]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 class SocketLock:
@@ -68,10 +82,19 @@ class Listening:
         self.addresses: tuple[str, ...] = ()
         self._locks: list[SocketLock] = []
 
-    def bind(self, server: grpc.aio.Server, targets: tuple[str, ...]) -> None:
-        """Binds targets as `checked_target` gives them. Raises AddressUnusable, naming the one."""
+    def bind(
+        self,
+        server: grpc.aio.Server,
+        targets: tuple[str, ...],
+        credentials: grpc.ServerCredentials | None,
+    ) -> None:
+        """Binds targets as `checked_target` gives them; without credentials in the clear.
+
+        Raises:
+            AddressUnusable: names the one.
+        """
         try:
-            self.addresses = tuple(self._bind(server, target) for target in targets)
+            self.addresses = tuple(self._bind(server, target, credentials) for target in targets)
         except AddressUnusable:
             self.release()
             raise
@@ -81,12 +104,15 @@ class Listening:
         while self._locks:
             self._locks.pop().release()
 
-    def _bind(self, server: Any, target: str) -> str:
+    def _bind(self, server: Any, target: str, credentials: grpc.ServerCredentials | None) -> str:
         is_unix = target.startswith(UNIX_PREFIX)
         if is_unix:
             self._locks.append(SocketLock(Path(target.removeprefix(UNIX_PREFIX))))
         try:
-            port = server.add_insecure_port(target)
+            if credentials is None:
+                port = server.add_insecure_port(target)
+            else:
+                port = server.add_secure_port(target, credentials)
         except RuntimeError as error:
             raise AddressUnusable(f"cannot listen on {target}: in use or not ours") from error
         return target if is_unix else f"{target.rpartition(':')[0]}:{port}"

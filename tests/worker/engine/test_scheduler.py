@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from prefixd.worker.limits import AWAIT_COUNT_MAX, SHORTAGE_COUNT_MAX, SchedulerLimits
+from prefixd.worker.limits import AWAIT_COUNT_MAX, SHORTAGE_COUNT_MAX, LimitInvalid, SchedulerLimits
 from prefixd.worker.plan_check import PlanInvalid, PoolShape
 from prefixd.worker.scheduler import Scheduler
 from prefixd.worker.sequence import Sequence, SequencePhase
@@ -365,5 +365,5 @@ def test_row_without_the_block_it_needs_is_not_executed(block_id: int) -> None:
 
 def test_limits_leave_room_for_prefill() -> None:
     """A budget that a full batch of rows would use up is refused."""
-    with pytest.raises(ValueError, match="token_budget"):
+    with pytest.raises(LimitInvalid, match="token_budget"):
         SchedulerLimits(running_sequence_count_max=8, token_budget=8)

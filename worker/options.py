@@ -1,0 +1,72 @@
+"""The command line's options: one type per option, with its help."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from prefixd.worker.attention.registry import BACKENDS
+from prefixd.worker.logs import LOG_LEVELS
+
+ControllerOption = Annotated[
+    str, typer.Option(help="Address of the controller: HOST:PORT or unix:PATH.")
+]
+ControllerCaOption = Annotated[
+    Path | None,
+    typer.Option(help="PEM file of the authority of the controller's certificate: speak TLS."),
+]
+ControllerCertificateOption = Annotated[
+    Path | None, typer.Option(help="PEM file with the certificate to show to the controller.")
+]
+ControllerKeyOption = Annotated[
+    Path | None, typer.Option(help="PEM file with the private key of that certificate.")
+]
+ListenOption = Annotated[
+    list[str],
+    typer.Option(help="Address to serve: HOST:PORT or unix:PATH; may be given again."),
+]
+TlsCertificateOption = Annotated[
+    Path | None, typer.Option(help="PEM file with the worker's certificate chain.")
+]
+TlsKeyOption = Annotated[Path | None, typer.Option(help="PEM file with the worker's private key.")]
+TlsClientCaOption = Annotated[
+    Path | None,
+    typer.Option(help="PEM file of the authority whose certificates clients must show."),
+]
+AllowPlaintextOption = Annotated[
+    bool, typer.Option("--allow-plaintext", help="Serve other machines without TLS.")
+]
+ModelOption = Annotated[
+    str, typer.Option(help="Folder of a model, or the name of a model that can be fetched.")
+]
+PoolNameOption = Annotated[
+    str, typer.Option(help="Name of the pool at the controller; by default the model's name.")
+]
+BlockSizeOption = Annotated[int, typer.Option(help="Token slots per block.")]
+BlockCountOption = Annotated[
+    int,
+    typer.Option(help="Blocks of the pool, one of them for padding; 0: sized by the memory."),
+]
+AttentionBackendOption = Annotated[
+    str, typer.Option(help=f"How to compute attention: {', '.join(BACKENDS)}.")
+]
+DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+DtypeOption = Annotated[
+    str, typer.Option(help="auto (float32 on the CPU), float32, bfloat16 or float16.")
+]
+ThreadsOption = Annotated[int, typer.Option(help="Threads of the forward pass on the CPU.")]
+ChunkTokenCountMaxOption = Annotated[
+    int, typer.Option(help="Most tokens that one step prefills of one sequence.")
+]
+RunningSequenceCountMaxOption = Annotated[
+    int, typer.Option(help="Most sequences that run at a time; others wait.")
+]
+TokenBudgetOption = Annotated[int, typer.Option(help="Most tokens that one step computes.")]
+LeaseMsOption = Annotated[
+    int,
+    typer.Option(help="How long the pool outlives a lost worker; 0: as the controller says."),
+]
+ControllerWaitSOption = Annotated[
+    float, typer.Option(help="How long running answers wait for a lost controller.")
+]
+LogLevelOption = Annotated[str, typer.Option(help=f"Least level to log: {', '.join(LOG_LEVELS)}.")]
