@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from prefixd.worker.attention.batch import AttentionBatch, SequenceRows, build_batch
-from prefixd.worker.attention.registry import BACKENDS, UnknownBackend, create_backend
+from prefixd.worker.attention.registry import UnknownBackend, create_backend
 from prefixd.worker.attention.seam import LayerTraits
+from tests.support.backends import every_backend
 
 BLOCK_SIZE = 8
 SLOT_COUNT = 100 * BLOCK_SIZE
@@ -124,7 +125,7 @@ def dense(query: Tensor, keys: Tensor, values: Tensor, traits: LayerTraits) -> T
     return torch.einsum("hqk,khd->qhd", weights / total, values)
 
 
-@pytest.mark.parametrize("backend", sorted(BACKENDS))
+@pytest.mark.parametrize("backend", every_backend())
 @pytest.mark.parametrize("case", sorted(CASES))
 def test_backend_equals_dense_float64(case: str, backend: str) -> None:
     """All sizes in one batch; nothing is read beside the sequences' own slots."""
@@ -132,7 +133,7 @@ def test_backend_equals_dense_float64(case: str, backend: str) -> None:
     torch.testing.assert_close(scene.attend(backend), scene.expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("backend", sorted(BACKENDS))
+@pytest.mark.parametrize("backend", every_backend())
 def test_padding_rows_change_nothing(backend: str) -> None:
     """Rows behind the last sequence are neither read nor in the way."""
     scene = Scene(CASES["grouped"])
@@ -142,7 +143,7 @@ def test_padding_rows_change_nothing(backend: str) -> None:
     torch.testing.assert_close(padded[:-3], scene.attend(backend), atol=1e-6, rtol=0.0)
 
 
-@pytest.mark.parametrize("backend", sorted(BACKENDS))
+@pytest.mark.parametrize("backend", every_backend())
 def test_consecutive_blocks_equal_scattered_blocks(backend: str) -> None:
     """A table of one run gives what a scattered table with the same content gives."""
     scene = Scene(CASES["grouped"])
@@ -207,5 +208,7 @@ def test_strict_pads_to_a_multiple_of_four() -> None:
 
 def test_unknown_backend_names_the_known_ones() -> None:
     """The error helps to correct the name."""
-    with pytest.raises(UnknownBackend, match=r"'fast' is unknown; known: reference, strict, torch"):
+    with pytest.raises(
+        UnknownBackend, match=r"'fast' is unknown; known: reference, strict, torch, triton"
+    ):
         create_backend("fast")

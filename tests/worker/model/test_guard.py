@@ -11,12 +11,13 @@ import transformers
 from torch import Tensor
 
 from prefixd.worker.attention.batch import AttentionBatch
-from prefixd.worker.attention.registry import BACKENDS, create_backend
+from prefixd.worker.attention.registry import create_backend
 from prefixd.worker.attention.sdpa import SdpaBackend
 from prefixd.worker.attention.seam import AttentionBackend, AttentionPlan, LayerTraits
 from prefixd.worker.model.errors import ModelRefused, ModelUnavailable
 from prefixd.worker.model.loader import load_folder, load_random
 from prefixd.worker.model.numeric_probe import reduced_config
+from tests.support.backends import every_backend
 from tests.support.models import CONFIGS, CPU, gpt_oss_config, llama_config, random_model
 
 _SMALL: dict[str, Any] = {
@@ -94,7 +95,7 @@ def test_model_is_refused_with_its_reason(name: str) -> None:
     assert raised.value.model_name in str(raised.value)
 
 
-@pytest.mark.parametrize("backend", sorted(BACKENDS))
+@pytest.mark.parametrize("backend", every_backend())
 @pytest.mark.parametrize("family", sorted(CONFIGS.keys() - {"gpt_oss"}))
 def test_served_families_pass(family: str, backend: str) -> None:
     """The guard does not refuse what works."""

@@ -31,6 +31,7 @@ from tests.support.worker import (
     collect,
     error_reason,
     strict_runner,
+    text_request,
     tokens_request,
     wait_idle,
     wait_until,
@@ -118,6 +119,21 @@ def test_passes_that_fail_for_good_end_the_answers(
         assert len(client.generate(tokens_request(PROMPTS[0], **FIELDS)).token_ids) == 24
         assert wait_idle(control, "tiny").held_block_count == 0
         assert sum(e["event"] == "pass_failed" for e in worker.log_events) == 3
+
+
+def test_logs_tell_neither_text_nor_tokens(tiny_folder: Path, controller: ControllerThread) -> None:
+    """Even at debug, and where a pass fails, nothing of prompt or answer is written down."""
+    _, wrap = wrapped(lambda inner: FaultyRunner(inner, lambda number: number == 2))
+    runner = strict_runner(tiny_folder, block_count=256)
+    with worker_thread(config(controller.address), runner, wrap_runner=wrap) as (worker, client):
+        answer = client.generate(text_request("Quagga", **FIELDS))
+        client.generate(tokens_request([201, 202, 203], **FIELDS))
+        log = worker.log_text.getvalue()
+
+    assert "pass_failed" in log
+    assert "Quagga" not in log
+    assert "201, 202" not in log
+    assert ", ".join(map(str, answer.token_ids[:3])) not in log
 
 
 def test_health_answers_while_a_forward_runs(
