@@ -28,6 +28,8 @@ CONTROLLER_READY_S = 20.0
 """How long a controller may take to serve."""
 WORKER_READY_S = 900.0
 """How long a worker may take to serve; its first start may fetch a model."""
+MODEL_FETCH_EVENT = "model_fetch"
+"""Log event of a worker that fetches a model, with what it does as `step`: long work."""
 HEALTH_SLICE_S = 1.0
 """How often a wait for readiness looks whether the process still lives."""
 
@@ -51,12 +53,21 @@ class ServerProcess:
     """One server in a process of its own, and the JSON log lines that it writes.
 
     `python -m MODULE ARGUMENTS` writes an event `NAME_started` with its `addresses` once it
-    listens. The process has a session of its own, so a terminal's Ctrl-C reaches only its parent,
-    which stops its children in order.
+    listens. `report` is told, from another thread, what takes long before that. The process has a
+    session of its own, so a terminal's Ctrl-C reaches only its parent, which stops its children in
+    order.
     """
 
-    def __init__(self, name: str, *, module: str, arguments: Sequence[str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        module: str,
+        arguments: Sequence[str],
+        report: Callable[[str], None],
+    ) -> None:
         self.name = name
+        self._report = report
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
             stdin=subprocess.DEVNULL,
@@ -142,6 +153,8 @@ class ServerProcess:
                     if event.get("event") == f"{self.name}_started":
                         self._addresses = tuple(event["addresses"])
                         self._changed.notify_all()
+                if event.get("event") == MODEL_FETCH_EVENT:
+                    self._report(str(event.get("step", "fetching the model")))
         with self._changed:
             self._output_ended = True
             self._changed.notify_all()
@@ -185,6 +198,7 @@ def servers(config: ServersConfig, *, report: Callable[[str], None]) -> Iterator
             "controller",
             module="prefixd.controller",
             arguments=("--listen", config.controller_listen, *config.controller_arguments),
+            report=report,
         )
         started.append(controller)
         controller_connection = Connection(controller.address(timeout_s=CONTROLLER_READY_S))
@@ -199,6 +213,7 @@ def servers(config: ServersConfig, *, report: Callable[[str], None]) -> Iterator
                 *("--listen", config.worker_listen),
                 *config.worker_arguments,
             ),
+            report=report,
         )
         started.append(worker)
         worker_connection = Connection(worker.address(timeout_s=WORKER_READY_S))

@@ -1,7 +1,7 @@
 """Commands that make a worker answer."""
 
+import contextlib
 import sys
-from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -10,6 +10,7 @@ from rich.console import Console
 from prefixd.clients.answers import Answer, ChatPrompt, Conversation, GenerateOptions, Message
 from prefixd.clients.cli import output
 from prefixd.clients.cli.options import WORKER, AsJson, WorkerAddress, settings_of
+from prefixd.clients.errors import CallRefused
 from prefixd.clients.worker_client import AnswerStream, WorkerClient
 
 TokenCountMax = Annotated[
@@ -29,6 +30,9 @@ CacheSalt = Annotated[
     str, typer.Option(help="Share cached blocks only with answers of the same salt.")
 ]
 System = Annotated[str, typer.Option(help="System message.")]
+
+TYPE_HERE = "> "
+"""What stands where a person types a message."""
 
 
 def generate(
@@ -118,9 +122,32 @@ def chat(
     with settings_of(context).worker(worker) as client:
         # A dead server is told before anybody has typed a line.
         client.worker_info()
-        for content in _lines():
-            answer = _turn(client, conversation, content, options, as_json=as_json)
-            conversation.add_turn(content, answer)
+        if sys.stdin.isatty():
+            _talk(client, conversation, options)
+            return
+        for content in (line.strip() for line in sys.stdin):
+            if content:
+                _turn(client, conversation, content, options, as_json=as_json)
+
+
+def _talk(client: WorkerClient, conversation: Conversation, options: GenerateOptions) -> None:
+    """Holds a conversation with a person: a refusal or Ctrl-C ends the turn, not the talk."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 - its import gives input() editing and history
+    while True:
+        try:
+            content = input(TYPE_HERE).strip()
+        except EOFError:
+            print()
+            return
+        if not content:
+            continue
+        try:
+            _turn(client, conversation, content, options, as_json=False)
+        except CallRefused as error:
+            output.print_error(f"{error.reason}: {error.message}")
+        except KeyboardInterrupt:
+            print(" (stopped)")
 
 
 def _turn(
@@ -130,30 +157,16 @@ def _turn(
     options: GenerateOptions,
     *,
     as_json: bool,
-) -> Answer:
+) -> None:
+    """Answers one message and adds both to the conversation."""
     with client.stream(conversation.prompt(content), options) as stream:
         if as_json:
             answer = stream.answer()
             output.print_json_line(answer)
-            return answer
-        answer = _print_stream(stream)
-        _print_summary(answer)
-        return answer
-
-
-def _lines() -> Iterator[str]:
-    """Messages from standard input, empty lines left out; a terminal gets a mark to type at."""
-    if not sys.stdin.isatty():
-        yield from (line.strip() for line in sys.stdin if line.strip())
-        return
-    while True:
-        try:
-            line = input("> ").strip()
-        except EOFError:
-            print()
-            return
-        if line:
-            yield line
+        else:
+            answer = _print_stream(stream)
+            _print_summary(answer)
+    conversation.add_turn(content, answer)
 
 
 def _print_stream(stream: AnswerStream) -> Answer:

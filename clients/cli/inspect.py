@@ -82,7 +82,7 @@ def sequences(
 ) -> None:
     """List a pool's open sequences.
 
-    Example: prefixd sequences smollm2
+    Example: prefixd sequences --pool smollm2
     """
     with settings_of(context).controller(controller) as client:
         found = list(client.sequences(_pool_name(client, pool_name)))
@@ -94,21 +94,22 @@ def sequences(
 
 def sequence(
     context: typer.Context,
-    pool_name: Annotated[str, typer.Argument(metavar="POOL", help="Name of the pool.")],
     sequence_id: Annotated[str, typer.Argument(metavar="SEQUENCE", help="Name of the sequence.")],
+    pool_name: PoolName = None,
     controller: ControllerAddress = CONTROLLER,
     as_json: AsJson = False,
 ) -> None:
     """Show an open sequence with its block tables.
 
-    Example: prefixd sequence smollm2 chat-7
+    Example: prefixd sequence chat-7
     """
     with settings_of(context).controller(controller) as client:
-        found = client.sequence(pool_name=pool_name, sequence_id=sequence_id)
+        name = _pool_name(client, pool_name)
+        found = client.sequence(pool_name=name, sequence_id=sequence_id)
         if as_json:
             output.print_json(found)
             return
-        block_size = client.pool(pool_name).block_size
+        block_size = client.pool(name).block_size
     output.print_sequence(found, block_size=block_size)
 
 
@@ -123,7 +124,7 @@ def blocks(
 ) -> None:
     """List a pool's blocks by id.
 
-    Examples: prefixd blocks; prefixd blocks smollm2 --state evictable
+    Examples: prefixd blocks; prefixd blocks --pool smollm2 --state evictable
     """
     wanted = None if state is None else results.BlockState(state.value)
     with settings_of(context).controller(controller) as client:
@@ -136,17 +137,17 @@ def blocks(
 
 def block(
     context: typer.Context,
-    pool_name: Annotated[str, typer.Argument(metavar="POOL", help="Name of the pool.")],
     block_id: Annotated[int, typer.Argument(metavar="BLOCK", help="Id of the block.")],
+    pool_name: PoolName = None,
     controller: ControllerAddress = CONTROLLER,
     as_json: AsJson = False,
 ) -> None:
     """Show one block and the sequences that hold it.
 
-    Example: prefixd block smollm2 17
+    Example: prefixd block 17
     """
     with settings_of(context).controller(controller) as client:
-        found = client.block(pool_name=pool_name, block_id=block_id)
+        found = client.block(pool_name=_pool_name(client, pool_name), block_id=block_id)
     if as_json:
         output.print_json(found)
         return
@@ -163,7 +164,7 @@ def free(
 ) -> None:
     """Show the order in which a pool's blocks would be handed out.
 
-    Example: prefixd free smollm2
+    Example: prefixd free --pool smollm2
     """
     with settings_of(context).controller(controller) as client:
         found = client.free_blocks(_pool_name(client, pool_name))
@@ -175,16 +176,16 @@ def free(
 
 def flush(
     context: typer.Context,
-    pool_name: Annotated[str, typer.Argument(metavar="POOL", help="Name of the pool.")],
+    pool_name: PoolName = None,
     controller: ControllerAddress = CONTROLLER,
     as_json: AsJson = False,
 ) -> None:
     """Drop all cached content of a pool; refused while any of its blocks is held.
 
-    Example: prefixd flush smollm2
+    Example: prefixd flush --pool smollm2
     """
     with settings_of(context).controller(controller) as client:
-        found = client.flush_pool(pool_name)
+        found = client.flush_pool(_pool_name(client, pool_name))
     if as_json:
         output.print_json(found)
     else:
@@ -200,4 +201,4 @@ def _pool_name(client: ControllerClient, pool_name: str | None) -> str:
         return names[0]
     if not names:
         raise PrefixdError("the controller has no pool")
-    raise PrefixdError(f"name one of the {len(names)} pools: {', '.join(names)}")
+    raise PrefixdError(f"name one of the {len(names)} pools with --pool: {', '.join(names)}")

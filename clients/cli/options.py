@@ -37,8 +37,12 @@ WorkerAddress = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 PoolName = Annotated[
     str | None,
-    typer.Argument(
-        metavar="[POOL]", help="Name of the pool; may be left out if there is only one."
+    typer.Option(
+        "--pool",
+        "-p",
+        envvar="PREFIXD_POOL",
+        metavar="NAME",
+        help="Name of the pool; may be left out if there is only one.",
     ),
 ]
 

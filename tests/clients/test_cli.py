@@ -74,17 +74,17 @@ def test_sequences_lists_what_is_open(capsys: Captured) -> None:
     assert [3, 3, 1] == [
         row["block_count"]
         for row in sorted(
-            printed_json(capsys, "sequences", POOL_NAME), key=lambda row: row["handle"]
+            printed_json(capsys, "sequences", "--pool", POOL_NAME), key=lambda row: row["handle"]
         )
     ]
 
 
 def test_sequence_prints_its_block_table(capsys: Captured) -> None:
     """The block table stands with the tokens that its blocks hold."""
-    output = printed(capsys, "sequence", POOL_NAME, "second")
+    output = printed(capsys, "sequence", "second")
     assert "0-11" in output
     assert "1    2    4" in output
-    found = printed_json(capsys, "sequence", POOL_NAME, "second")
+    found = printed_json(capsys, "sequence", "second")
     assert [{"block_ids": [1, 2, 4]}] == found["tables"]
 
 
@@ -93,24 +93,24 @@ def test_blocks_can_be_narrowed(capsys: Captured) -> None:
     assert len(printed_json(capsys, "blocks")) == BLOCK_COUNT - 1
     free = printed_json(capsys, "blocks", "--state", "free")
     assert [6, 7, 8, 9, 10, 11] == [block["block_id"] for block in free]
-    assert "published" in printed(capsys, "blocks", POOL_NAME, "--state", "held")
+    assert "published" in printed(capsys, "blocks", "--pool", POOL_NAME, "--state", "held")
 
 
 def test_block_names_its_holders(capsys: Captured) -> None:
     """A shared block is held by both sequences."""
-    assert "held by first\nheld by second\n" in printed(capsys, "block", POOL_NAME, "1")
-    assert ["first", "second"] == printed_json(capsys, "block", POOL_NAME, "1")["sequence_ids"]
+    assert "held by first\nheld by second\n" in printed(capsys, "block", "1")
+    assert ["first", "second"] == printed_json(capsys, "block", "1")["sequence_ids"]
 
 
 def test_free_prints_the_free_order(capsys: Captured) -> None:
     """Ids in the order of the next takes."""
     assert printed(capsys, "free") == "6 7 8 9 10 11\n"
-    assert [6, 7, 8, 9, 10, 11] == printed_json(capsys, "free", POOL_NAME)["block_ids"]
+    assert [6, 7, 8, 9, 10, 11] == printed_json(capsys, "free", "-p", POOL_NAME)["block_ids"]
 
 
 def test_flush_is_refused_while_blocks_are_held(capsys: Captured) -> None:
     """The server's reason stands at the front of the line."""
-    code, line = failed(capsys, "flush", POOL_NAME)
+    code, line = failed(capsys, "flush")
     assert code == EXIT_FAILED
     assert line.startswith("prefixd: BLOCKS_IN_USE: ")
 
@@ -120,8 +120,8 @@ def test_flush_tells_what_it_dropped(capsys: Captured, monkeypatch: pytest.Monke
     with controller_thread() as controller, stubs(controller.address) as raw:
         Driver(raw, "idle")
         monkeypatch.setenv("PREFIXD_CONTROLLER", controller.address)
-        assert printed(capsys, "flush", "idle") == "dropped 0 cached blocks\n"
-        assert printed_json(capsys, "flush", "idle") == {"dropped_block_count": 0}
+        assert printed(capsys, "flush", "--pool", "idle") == "dropped 0 cached blocks\n"
+        assert printed_json(capsys, "flush", "--pool", "idle") == {"dropped_block_count": 0}
 
 
 def test_several_pools_must_be_told_apart(
@@ -134,15 +134,18 @@ def test_several_pools_must_be_told_apart(
         Driver(raw, "one")
         Driver(raw, "two")
         code, line = failed(capsys, "blocks")
-        assert (code, "name one of the 2 pools: one, two" in line) == (EXIT_FAILED, True)
+        assert (code, "name one of the 2 pools with --pool: one, two" in line) == (
+            EXIT_FAILED,
+            True,
+        )
 
 
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("blocks", "nobody"), "POOL_NOT_FOUND"),
-        (("sequence", POOL_NAME, "nobody"), "SEQUENCE_NOT_FOUND"),
-        (("block", POOL_NAME, "4000"), "BLOCK_NOT_FOUND"),
+        (("blocks", "--pool", "nobody"), "POOL_NOT_FOUND"),
+        (("sequence", "nobody"), "SEQUENCE_NOT_FOUND"),
+        (("block", "4000"), "BLOCK_NOT_FOUND"),
     ],
 )
 def test_a_refusal_is_one_line_with_its_reason(
@@ -178,8 +181,8 @@ def test_a_dead_worker_is_one_line(
         ("--bogus",),
         ("bogus",),
         ("pools", "--bogus"),
-        ("sequence", POOL_NAME),
-        ("block", POOL_NAME, "one"),
+        ("sequence",),
+        ("block", "one"),
         ("blocks", "--state", "odd"),
         ("info", "moon"),
         ("generate", "x", "--temperature", "-1"),

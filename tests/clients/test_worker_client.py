@@ -3,6 +3,10 @@
 import asyncio
 import io
 import json
+import os
+import pty
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -25,6 +29,7 @@ from prefixd.clients import (
     TokenPrompt,
     WorkerClient,
 )
+from prefixd.clients.cli.answer import TYPE_HERE
 from prefixd.clients.cli.main import run
 from prefixd.clients.worker_calls import AnswerReader
 from prefixd.worker.config import WorkerConfig
@@ -241,6 +246,27 @@ def test_chat_reads_messages_from_a_pipe(
     first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     reusable = first["prompt_token_count"] + first["generated_token_count"] - 1
     assert second["cached_token_count"] >= reusable // BLOCK_SIZE * BLOCK_SIZE
+
+
+def test_chat_talks_with_a_terminal(place: Place) -> None:
+    """A person gets a mark to type at; a refused message is told and the talk goes on (Ctrl-D)."""
+    controlling, terminal = pty.openpty()
+    command = [sys.executable, "-m", "prefixd.clients.cli.main", "chat", "-n", "4"]
+    with subprocess.Popen(
+        [*command, "--worker", place.worker_address],
+        stdin=terminal,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        os.close(terminal)
+        os.write(controlling, b"Hello\n" + b"y" * 3_000 + b"\n\x04")
+        out, errors = process.communicate(timeout=60)
+        os.close(controlling)
+    assert process.returncode == 0
+    assert out.count(TYPE_HERE) == 3
+    assert "first token after" in errors
+    assert "prefixd: CONTEXT_LENGTH_EXCEEDED: " in errors
 
 
 def test_info_worker_prints_the_worker(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
