@@ -12,23 +12,26 @@ from prefixd.controller.core.state import PoolState
 
 def complete_blocks(state: PoolState, sequence: Sequence, step_id: StepId) -> None:
     """Let a sequence's newly full blocks enter the index, or become private copies (S10, S15)."""
-    if sequence.uncacheable:
-        return
     columns = state.columns
     row = sequence.row
     ready_count = min(int(columns.known[row]), int(columns.scheduled[row]))
     end = ready_count // state.spec.block_size
+    if sequence.indexed_count < end and not sequence.uncacheable:
+        enter_blocks(state, sequence, _written_runs(state, sequence, end, step_id))
+
+
+def enter_blocks(state: PoolState, sequence: Sequence, runs: list[WrittenRun]) -> None:
+    """Let a cacheable sequence's full blocks up to the last run's end enter the index."""
     index = state.index
+    end = runs[-1][1]
     while sequence.indexed_count < end:
         start = sequence.indexed_count
         if _may_extend_leaf(sequence):
-            runs = _written_runs(state, sequence, end, step_id)
             index.extend_leaf(sequence, _pop_private(sequence, end - start), runs)
             return
         key = sequence.child_key(start, block_bytes=index.block_bytes)
         node = index.children_of(sequence).children.get(key)
         if node is None:
-            runs = _written_runs(state, sequence, end, step_id)
             index.add_node(sequence, _pop_private(sequence, end - start), runs)
             return
         state.twins.add_copy(sequence, node, _pop_private(sequence, 1)[0])

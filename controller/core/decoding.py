@@ -1,14 +1,16 @@
 """Decode entries: one position of each of many sequences.
 
-Rows that stay inside their block touch nothing shared, so they are applied all at once; the others
-go one by one, in order.
+A regular row supplies at most one token, of a position that was scheduled before or is now, and has
+a block or can get one. Regular rows cannot be refused, so their columns are changed all at once; only those
+that need or complete a block are then visited one by one, in order. All other rows go one by one
+from the start.
 """
 
 import numpy as np
 import numpy.typing as npt
 
 from prefixd.controller.core import limits
-from prefixd.controller.core.completion import complete_blocks
+from prefixd.controller.core.completion import complete_blocks, enter_blocks
 from prefixd.controller.core.errors import (
     CacheError,
     LimitExceeded,
@@ -31,13 +33,18 @@ from prefixd.controller.core.state import PoolState, StepContext
 def decode(state: PoolState, step: StepContext, entry: DecodeEntry) -> DecodeOutcome:
     """Schedule one position per row; a row that cannot be is deferred and changes nothing."""
     row_count = len(entry.handles)
+    rows_or_none = list(map(state.rows.get, entry.handles.tolist()))
+    has_budget = step.budget_left is None or step.budget_left >= row_count
+    if has_budget and None not in rows_or_none:
+        rows: IntArray = np.array(rows_or_none, dtype=np.int64)
+        if _are_regular(state, entry, rows):
+            return _decode_regular(state, step, entry, rows)
     new_block_ids = np.zeros(row_count, dtype=np.int64)
-    token_ends = np.cumsum(entry.token_counts)
-    rest = _apply_plain_rows(state, step, entry, token_ends)
+    token_ends = np.cumsum(entry.token_counts).tolist()
     deferred: list[DeferredRow] = []
-    for index in rest.tolist():
+    for index in range(row_count):
         try:
-            new_block_ids[index] = _apply_row(state, step, entry, index, int(token_ends[index]))
+            new_block_ids[index] = _apply_row(state, step, entry, index, token_ends[index])
         except CacheError as error:
             numbers = error.numbers
             deferred.append(
@@ -51,42 +58,75 @@ def decode(state: PoolState, step: StepContext, entry: DecodeEntry) -> DecodeOut
     return DecodeOutcome((new_block_ids,), tuple(deferred))
 
 
-def _apply_plain_rows(
-    state: PoolState, step: StepContext, entry: DecodeEntry, token_ends: IntArray
-) -> IntArray:
-    """Apply the rows that stay inside their block; returns the indices of the others."""
-    row_count = len(entry.handles)
-    everything = np.arange(row_count)
-    if step.budget_left is not None and step.budget_left < row_count:
-        return everything
-    rows_or_none = list(map(state.rows.get, entry.handles.tolist()))
-    if None in rows_or_none:
-        return everything
-    rows: IntArray = np.array(rows_or_none, dtype=np.int64)
-    is_plain = _is_plain(state, entry, rows)
-    rows = rows[is_plain]
-    columns = state.columns
-    known = entry.known_count_before[is_plain]
-    columns.tail[rows, known % state.spec.block_size] = entry.token_ids[token_ends[is_plain] - 1]
-    columns.known[rows] = known + 1
-    columns.scheduled[rows] = entry.scheduled_count_before[is_plain] + 1
-    columns.planned_step_id[rows] = step.step_id
-    step.spend(len(rows))
-    return np.flatnonzero(~is_plain)
-
-
-def _is_plain(state: PoolState, entry: DecodeEntry, rows: IntArray) -> npt.NDArray[np.bool_]:
+def _are_regular(state: PoolState, entry: DecodeEntry, rows: IntArray) -> bool:
+    """Tell whether all rows are regular and the supply suffices for those that need a block."""
     columns = state.columns
     known = entry.known_count_before
     scheduled = entry.scheduled_count_before
-    is_plain: npt.NDArray[np.bool_] = entry.token_counts == 1
-    is_plain &= columns.known[rows] == known
-    is_plain &= columns.scheduled[rows] == scheduled
-    is_plain &= scheduled >= known
-    is_plain &= scheduled < columns.capacity[rows]
-    is_plain &= (known + 1) % state.spec.block_size != 0
-    is_plain &= ~columns.cut[rows]
-    return is_plain
+    is_regular: npt.NDArray[np.bool_] = entry.token_counts <= 1
+    is_regular &= columns.known[rows] == known
+    is_regular &= columns.scheduled[rows] == scheduled
+    is_regular &= scheduled >= known
+    is_regular &= ~columns.cut[rows]
+    if not is_regular.all():
+        return False
+    capacity = columns.capacity[rows]
+    needs_block = scheduled >= capacity
+    needed_count = int(np.count_nonzero(needs_block))
+    if needed_count == 0:
+        return True
+    slot_count_max = min(
+        (state.spec.block_count - 1) * state.spec.block_size, limits.TOKENS_PER_SEQUENCE_MAX
+    )
+    return needed_count <= state.supply.available_count and bool(
+        np.all(scheduled[needs_block] < slot_count_max)
+    )
+
+
+def _decode_regular(
+    state: PoolState, step: StepContext, entry: DecodeEntry, rows: IntArray
+) -> DecodeOutcome:
+    columns = state.columns
+    block_size = state.spec.block_size
+    known = entry.known_count_before
+    scheduled = entry.scheduled_count_before
+    needs_block = scheduled >= columns.capacity[rows]
+    has_token = entry.token_counts == 1
+    completes = has_token & ((known + 1) % block_size == 0)
+    columns.tail[rows[has_token], known[has_token] % block_size] = entry.token_ids
+    columns.known[rows] = known + entry.token_counts
+    columns.scheduled[rows] = scheduled + 1
+    columns.planned_step_id[rows] = step.step_id
+    step.spend(len(rows))
+    new_block_ids = np.zeros(len(rows), dtype=np.int64)
+    visited = np.flatnonzero(needs_block | completes)
+    full_rows = columns.tail[rows[visited]]
+    visits = zip(
+        visited.tolist(),
+        entry.handles[visited].tolist(),
+        needs_block[visited].tolist(),
+        completes[visited].tolist(),
+        scheduled[visited].tolist(),
+        (scheduled == known)[visited].tolist(),
+        strict=True,
+    )
+    for at, (index, handle, needs, is_full, position, is_in_step) in enumerate(visits):
+        sequence = state.sequences[handle]
+        if needs:
+            block_id = state.supply.take_one(now_ms=step.now_ms)
+            new_block_ids[index] = block_id
+            sequence.private_block_ids.append(block_id)
+        if is_full:
+            sequence.full_tokens += full_rows[at].tobytes()
+            if not is_in_step:
+                complete_blocks(state, sequence, step.step_id)
+            elif not sequence.uncacheable:
+                enter_blocks(state, sequence, [(step.step_id, (position + 1) // block_size)])
+    grown_rows = rows[needs_block]
+    columns.capacity[grown_rows] = np.minimum(
+        columns.capacity[grown_rows] + block_size, limits.TOKENS_PER_SEQUENCE_MAX
+    )
+    return DecodeOutcome((new_block_ids,))
 
 
 def _apply_row(
@@ -116,7 +156,7 @@ def _apply_row(
             total_block_count=table_count + 1,
             match=Match(start_block=table_count),
         )
-        (new_block_id,) = state.supply.take(1, now_ms=step.now_ms)
+        new_block_id = state.supply.take_one(now_ms=step.now_ms)
         sequence.private_block_ids.append(new_block_id)
         slot_count = sequence.block_count * state.spec.block_size
         columns.capacity[row] = min(slot_count, limits.TOKENS_PER_SEQUENCE_MAX)

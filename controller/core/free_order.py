@@ -167,6 +167,21 @@ class FreeOrder:
             self._unlink(run)
         return taken
 
+    def pop_plain(self) -> int | None:
+        """Take the first block if it has no cached content; None where it has."""
+        first = self._end.following
+        if not isinstance(first, PlainRun) or first.withheld:
+            return None
+        if first.stack:
+            block_id = first.stack.pop()
+        else:
+            block_id = first.start
+            first.start += 1
+        self.plain_count -= 1
+        if not first.stack and first.start == first.end:
+            self._unlink(first)
+        return block_id
+
     def shrink(self, run: CachedRun, count: int) -> None:
         """Account for the last `count` blocks of a linked run, which are about to be evicted."""
         if count == len(run.block_ids):

@@ -206,7 +206,11 @@ class PrefixIndex:
     def extend_leaf(
         self, sequence: Sequence, block_ids: array[int], runs: Iterable[WrittenRun]
     ) -> None:
-        """Append a sequence's next full blocks to its leaf, which only it holds."""
+        """Append a sequence's next full blocks to its leaf, which only it holds.
+
+        `runs` say which step writes the blocks; their ends are table indices, and runs that end at
+        or before the first appended block are left out.
+        """
         node = sequence.leaf
         assert node is not None
         start = sequence.indexed_count
@@ -222,7 +226,8 @@ class PrefixIndex:
         sequence.indexed_count = end
         self.unhashed[node] = None
         for step_id, run_end in runs:
-            self._write_later(node.lane, step_id, run_end - base)
+            if run_end > start:
+                self._write_later(node.lane, step_id, run_end - base)
 
     def _write_later(self, lane: Lane, step_id: StepId, end: int) -> None:
         covered = lane.pending[-1].end if lane.pending else lane.published_count

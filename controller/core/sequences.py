@@ -132,7 +132,7 @@ class SequenceColumns:
         self.capacity = self._grown("capacity", row_count_max)
         self.planned_step_id = self._grown("planned_step_id", row_count_max)
         cut = np.zeros(row_count_max, dtype=np.bool_)
-        tail: npt.NDArray[np.uint32] = np.zeros((row_count_max, self.block_size), dtype=np.uint32)
+        tail: npt.NDArray[np.uint32] = np.zeros((row_count_max, self.block_size), dtype="<u4")
         if self.row_count:
             cut[: self.row_count] = self.cut[: self.row_count]
             tail[: self.row_count] = self.tail[: self.row_count]
@@ -179,7 +179,7 @@ class SequenceColumns:
             return
         joined = np.concatenate((self.tail[row, :tail_count], token_ids)) if tail_count else token_ids
         full_count = (len(joined) // size) * size
-        sequence.full_tokens += joined[:full_count].astype("<u4").tobytes()
+        sequence.full_tokens += pack_tokens(joined[:full_count])
         rest = joined[full_count:]
         self.tail[row, : len(rest)] = rest
 
@@ -187,7 +187,7 @@ class SequenceColumns:
         """Return all known tokens, packed."""
         row = sequence.row
         tail_count = int(self.known[row]) % self.block_size
-        return bytes(sequence.full_tokens) + self.tail[row, :tail_count].astype("<u4").tobytes()
+        return bytes(sequence.full_tokens) + pack_tokens(self.tail[row, :tail_count])
 
 
 def pack_tokens(token_ids: npt.NDArray[np.uint32]) -> bytes:

@@ -59,6 +59,11 @@ class Supply:
                 taken.extend(self._index.evict_tail(segment, count))
         return taken
 
+    def take_one(self, *, now_ms: int) -> int:
+        """Take one block, as `take` does."""
+        block_id = self._order.pop_plain()
+        return self.take(1, now_ms=now_ms)[0] if block_id is None else block_id
+
     def release(
         self, sequence: Sequence, *, now_ms: int, step_id: StepId, is_read: bool
     ) -> None:

@@ -231,7 +231,8 @@ def _column(column: IntArray, row_count: int, high: int, field: str) -> None:
             numbers={"row_count": len(column), "row_count_expected": row_count},
             field=field,
         )
-    if row_count == 0 or (int(column.min()) >= 0 and int(column.max()) <= high):
+    # Negative values are huge as unsigned ones, so one pass finds both bounds broken.
+    if row_count == 0 or int(column.view(np.uint64).max()) <= high:
         return
     index = int(np.argmax((column < 0) | (column > high)))
     count_in_range(int(column[index]), low=0, high=high, field=f"{field}[{index}]")
