@@ -1,0 +1,84 @@
+"""Clients over mutual TLS against a controller that shows and asks for certificates."""
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from prefixd.clients import Connection, ControllerClient, ServerUnreachable, Tls
+from prefixd.clients.cli.main import run
+from tests.support.controller import controller_process
+
+
+@dataclass(frozen=True)
+class Secured:
+    """A controller's address, and the folder with everybody's certificates."""
+
+    address: str
+    folder: Path
+
+    @property
+    def trust(self) -> Tls:
+        """What a known client has."""
+        return Tls(self.folder / "ca.pem", self.folder / "client.pem", self.folder / "client.key")
+
+
+def make_certificates(folder: Path) -> None:
+    """Writes an authority, and a server's and a client's certificate signed by it."""
+    (folder / "names.txt").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
+    key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
+    commands = [f"req -x509 {key} -keyout ca.key -out ca.pem -days 2 -subj /CN=ca"]
+    for name in ("server", "client"):
+        commands += [
+            f"req {key} -keyout {name}.key -out {name}.csr -subj /CN=localhost",
+            f"x509 -req -in {name}.csr -CA ca.pem -CAkey ca.key -CAcreateserial"
+            f" -out {name}.pem -days 2 -extfile names.txt",
+        ]
+    for command in commands:
+        subprocess.run(["openssl", *command.split()], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    """A controller with mutual TLS."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl command to make certificates with")
+    folder = tmp_path_factory.mktemp("certificates")
+    make_certificates(folder)
+    options = {"certificate": "server.pem", "key": "server.key", "client-ca": "ca.pem"}
+    arguments = [
+        text for name, file in options.items() for text in (f"--tls-{name}", str(folder / file))
+    ]
+    with controller_process("--listen", "127.0.0.1:0", *arguments) as controller:
+        yield Secured(controller.address, folder)
+
+
+def test_a_known_client_is_served(secured: Secured) -> None:
+    """Authority, certificate and key from files."""
+    with ControllerClient(Connection(secured.address, tls=secured.trust)) as client:
+        assert client.server_info().pool_count == 0
+
+
+@pytest.mark.parametrize("trust", ["none", "no certificate"])
+def test_an_unknown_client_is_not_served(secured: Secured, trust: str) -> None:
+    """Without TLS, or without a certificate of its own, a client gets one typed error."""
+    tls = None if trust == "none" else Tls(secured.folder / "ca.pem")
+    with (
+        ControllerClient(Connection(secured.address, tls=tls)) as client,
+        pytest.raises(ServerUnreachable),
+    ):
+        client.server_info()
+
+
+def test_the_command_line_takes_the_files(
+    secured: Secured, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--ca-file, --certificate-file and --key-file make every command use TLS."""
+    folder = secured.folder
+    files = ("--ca-file", "ca.pem", "--certificate-file", "client.pem", "--key-file", "client.key")
+    options = [text if text.startswith("--") else str(folder / text) for text in files]
+    assert run([*options, "pools", "--controller", secured.address]) == 0
+    assert capsys.readouterr().out == "no pools\n"
