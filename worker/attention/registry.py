@@ -9,6 +9,7 @@ BACKENDS = {
     "reference": "prefixd.worker.attention.reference:ReferenceBackend",
     "strict": "prefixd.worker.attention.strict:StrictBackend",
     "torch": "prefixd.worker.attention.sdpa:SdpaBackend",
+    "triton": "prefixd.worker.attention.triton:TritonBackend",
 }
 
 
@@ -20,11 +21,21 @@ class UnknownBackend(ValueError):
         self.name = name
 
 
+class BackendUnavailable(RuntimeError):
+    """An attention backend cannot run on this machine."""
+
+    def __init__(self, *, name: str, reason: str) -> None:
+        super().__init__(f"attention backend {name!r} cannot run here: {reason}")
+        self.name = name
+        self.reason = reason
+
+
 def create_backend(name: str) -> AttentionBackend:
     """Imports and makes a backend.
 
     Raises:
         UnknownBackend: names the known ones.
+        BackendUnavailable: it needs what this machine lacks.
     """
     if name not in BACKENDS:
         raise UnknownBackend(name)

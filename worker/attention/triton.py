@@ -1,0 +1,97 @@
+"""The backend for GPUs: one work list per pass, computed by the kernels of ``prefixd.kernels``."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+from triton import knobs
+
+from prefixd.kernels.attention import paged_attention
+from prefixd.kernels.layer_kv import LayerKv
+from prefixd.kernels.options import AttentionOptions
+from prefixd.kernels.planner import Planner, PlanSizes, plan_sizes
+from prefixd.kernels.tiling import tiling_for
+from prefixd.kernels.work_buffers import WorkTensors, work_tensors
+from prefixd.kernels.work_list import PassLayout
+from prefixd.worker.attention.batch import AttentionBatch
+from prefixd.worker.attention.registry import BackendUnavailable
+from prefixd.worker.attention.seam import LayerTraits
+
+
+class TritonBackend:
+    """Fast on GPUs; a row's result depends on the batch in the last bits.
+
+    Where there is no GPU it runs only in triton's interpreter, which is for tests.
+    """
+
+    is_bitwise_reproducible = False
+
+    def __init__(self) -> None:
+        if not (torch.cuda.is_available() or knobs.runtime.interpret):
+            raise BackendUnavailable(name="triton", reason="this machine has no usable GPU")
+        self._planners: dict[PlanSizes, Planner] = {}
+
+    def refusal(self, traits: LayerTraits) -> str | None:
+        """Serves every layer."""
+        return None
+
+    def padded_row_count(self, token_count: int) -> int:
+        """Needs no padding."""
+        return token_count
+
+    def plan(self, batch: AttentionBatch) -> "TritonPlan":
+        """Prepares nothing yet: what to plan for shows with the first layer."""
+        return TritonPlan(batch, self._planners)
+
+
+@dataclass(frozen=True, slots=True)
+class TritonPlan:
+    """Work lists of the pass, one per kind of layer, made once and used by every layer.
+
+    Planners outlive the pass: most steps of decode reuse the list of the step before.
+    """
+
+    batch: AttentionBatch
+    planners: dict[PlanSizes, Planner]
+    _work: dict[PlanSizes, WorkTensors] = field(default_factory=dict)
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, traits: LayerTraits) -> Tensor:
+        """See the seam."""
+        layer = LayerKv(keys, values)
+        group_size = query.shape[1] // layer.head_count
+        tiling = tiling_for(
+            head_width=max(layer.key_width, layer.value_width),
+            group_size=group_size,
+            bytes_per_element=query.element_size(),
+        )
+        sizes = plan_sizes(
+            tiling, group_size=group_size, window_token_count=traits.window_token_count
+        )
+        options = AttentionOptions(
+            traits.scaling, traits.window_token_count, traits.softcap, traits.sinks
+        )
+        return paged_attention(query, layer, self._work_for(sizes, layer), options, tiling)
+
+    def _work_for(self, sizes: PlanSizes, layer: LayerKv) -> WorkTensors:
+        if sizes not in self._work:
+            layout = _layout_of(self.batch, slot_count=layer.slot_count)
+            work = self.planners.setdefault(sizes, Planner(sizes)).plan(layout)
+            self._work[sizes] = work_tensors(layout, work, device=layer.keys.device)
+        return self._work[sizes]
+
+
+def _layout_of(batch: AttentionBatch, *, slot_count: int) -> PassLayout:
+    sequences = batch.sequences
+    tables = np.zeros((len(sequences), batch.block_tables.shape[1]), np.int32)
+    for table, rows in zip(tables, sequences, strict=True):
+        table[: len(rows.block_ids)] = rows.block_ids
+    return PassLayout(
+        tables,
+        np.array([rows.query_start for rows in sequences], np.int64),
+        np.array([rows.query_token_count for rows in sequences], np.int64),
+        np.array([rows.context_token_count for rows in sequences], np.int64),
+        batch.row_count,
+        batch.block_size,
+        slot_count // batch.block_size,
+    )
