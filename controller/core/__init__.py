@@ -1,0 +1,1 @@
+"""The pure core: block index, allocation, eviction, steps; it knows no transport and no clock."""

@@ -1,8 +1,8 @@
 """Canonical CBOR of many blocks at once, byte-identical to cbor2's.
 
 A block is array(3)[byte string parent, array(n)[unsigned token ids], null or array of extra keys]
-(RFC 8949, sections 3 and 4.2.1: integers in their shortest form). All token ids are encoded by a few
-numpy operations; only the parents, each the digest of the block before, come in one by one.
+(RFC 8949, sections 3 and 4.2.1: integers in their shortest form). All token ids are encoded by a
+few numpy operations; only the parents, each the digest of the block before, come in one by one.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Decode entries: one position of each of many sequences.
 
-A regular row supplies at most one token, of a position that was scheduled before or is now, and has
-a block or can get one. Regular rows cannot be refused, so their columns are changed all at once; only those
-that need or complete a block are then visited one by one, in order. All other rows go one by one
-from the start.
+A regular row supplies at most one token, of a position that was scheduled before or is now, and
+has a block or can get one. Where all rows of an entry are regular, none can be refused, so their
+columns are changed all at once, and only those that need or complete a block are visited one by
+one, in order. Otherwise every row goes one by one.
 """
 
 import numpy as np

@@ -74,11 +74,7 @@ def _lost_prefix(
 ) -> Match:
     """Match what a cut sequence lost, as an open would; empty for any other."""
     start_block = sequence.indexed_count
-    if (
-        not state.columns.cut[sequence.row]
-        or sequence.uncacheable
-        or sequence.skip_cache_read
-    ):
+    if not state.columns.cut[sequence.row] or sequence.uncacheable or sequence.skip_cache_read:
         return Match(start_block)
     packed_tokens = state.columns.known_tokens(sequence) + pack_tokens(entry.token_ids)
     return state.index.match(

@@ -65,8 +65,6 @@ def _published_count(state: PoolState, sequence: Sequence) -> int:
 
 
 def _cut_table(state: PoolState, sequence: Sequence) -> CutSequence | None:
-    columns = state.columns
-    row = sequence.row
     kept_count = _published_count(state, sequence)
     uncached: list[int] = []
     for block_id in reversed(sequence.private_block_ids):
@@ -89,11 +87,12 @@ def _cut_table(state: PoolState, sequence: Sequence) -> CutSequence | None:
         sequence.leaf = node.parent if isinstance(node.parent, Node) else None
         sequence.indexed_count = start
     state.order.push_front(uncached)
-    return _cut_positions(state, sequence, row)
+    return _cut_positions(state, sequence)
 
 
-def _cut_positions(state: PoolState, sequence: Sequence, row: int) -> CutSequence | None:
+def _cut_positions(state: PoolState, sequence: Sequence) -> CutSequence | None:
     columns = state.columns
+    row = sequence.row
     kept_token_count = sequence.indexed_count * state.spec.block_size
     columns.capacity[row] = kept_token_count
     if columns.scheduled[row] <= kept_token_count:

@@ -43,9 +43,7 @@ class SequenceKeys:
 
 def sequence_keys(identity: Identity, *, model_version: str, block_size: int) -> SequenceKeys:
     """Return the extra keys of a sequence under a version of the model's weights."""
-    return SequenceKeys(
-        _root_key(identity, model_version), _varied_keys(identity, block_size)
-    )
+    return SequenceKeys(_root_key(identity, model_version), _varied_keys(identity, block_size))
 
 
 def _root_key(identity: Identity, model_version: str) -> RootKey:

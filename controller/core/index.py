@@ -195,9 +195,7 @@ class PrefixIndex:
         start = sequence.indexed_count
         parent = self.children_of(sequence)
         key = sequence.child_key(start, block_bytes=self.block_bytes)
-        node = Node(
-            parent, key=key, tokens=bytearray(), varied_keys={}, block_ids=array("q")
-        )
+        node = Node(parent, key=key, tokens=bytearray(), varied_keys={}, block_ids=array("q"))
         parent.children[key] = node
         node.lane.holder_count = 1
         sequence.leaf = node
@@ -292,9 +290,7 @@ class PrefixIndex:
         if kept_count == 0:
             self.remove_node(node)
             return taken
-        nodes.truncate(
-            node, kept_count, block_bytes=self.block_bytes, digest_size=self.digest_size
-        )
+        nodes.truncate(node, kept_count, block_bytes=self.block_bytes, digest_size=self.digest_size)
         if not lane.pending:
             self.pending_lanes.pop(lane, None)
         self._note_digests(node)

@@ -338,9 +338,7 @@ def holders(pool: Pool, block_id: int, *, count: int) -> tuple[SequenceId, ...]:
     """
     _check_block_id(pool, block_id)
     names = (
-        found.sequence_id
-        for found in pool.state.sequences.values()
-        if block_id in found.table()
+        found.sequence_id for found in pool.state.sequences.values() if block_id in found.table()
     )
     return tuple(nsmallest(count, names))
 

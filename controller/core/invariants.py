@@ -35,8 +35,7 @@ def check(pool: Pool) -> None:
         _check_node(state, node)
         _require(
             node.lane.holder_count == path_holders[node.lane],
-            f"a lane counts {node.lane.holder_count} holders, tables say"
-            f" {path_holders[node.lane]}",
+            f"a lane counts {node.lane.holder_count} holders, tables say {path_holders[node.lane]}",
         )
     _check_blocks(state, nodes, holders)
     shared = {block for block, count in written_slots.items() if count > 1}
@@ -240,4 +239,4 @@ def _check_digests(pool: Pool, nodes: list[Node]) -> None:
             bytes(node.digests) == pool.digests.recompute(node, hashed_count),
             "a stored digest differs from its content's",
         )
-    _require(np.all(pool.state.columns.written >= 0), "a written count is negative")
+    _require(bool(np.all(pool.state.columns.written >= 0)), "a written count is negative")

@@ -44,10 +44,10 @@ class Lane(CachedRun):
     """One KV group's blocks of a node.
 
     Invariants: blocks [0, published_count) are written, the `pending` runs cover the others in
-    ascending order of steps; the lane is linked in the free order exactly while `holder_count` is 0;
-    `holder_count` counts the tables that have these very blocks, copies are counted apart; a lane
-    with copies is one block long, and none of its copies is written while it is linked or pending,
-    unless the step that wrote the copy wrote the block too.
+    ascending order of steps; the lane is linked in the free order exactly while `holder_count` is
+    0; `holder_count` counts the tables that have these very blocks, copies are counted apart; a
+    lane with copies is one block long, and none of its copies is written while it is linked or
+    unwritten. `read_step_id` is the last step that a reader of it was planned and closed in.
     """
 
     __slots__ = (

@@ -34,9 +34,7 @@ def open_sequence(
     _check_room(state, entry)
     block_size = state.spec.block_size
     token_count = len(entry.token_ids)
-    keys = sequence_keys(
-        entry.identity, model_version=state.model_version, block_size=block_size
-    )
+    keys = sequence_keys(entry.identity, model_version=state.model_version, block_size=block_size)
     packed_tokens = pack_tokens(entry.token_ids)
     uncacheable = state.spec.caching_disabled or entry.identity.has_unknown_fields
     match = Match(start_block=0)

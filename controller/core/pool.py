@@ -34,6 +34,7 @@ from prefixd.controller.core.opening import close_sequence, open_sequence
 from prefixd.controller.core.sequences import pack_tokens
 from prefixd.controller.core.state import StepContext, build_state
 
+
 class Pool:
     """The paged KV memory of one worker, planned step by step.
 
@@ -99,9 +100,7 @@ class Pool:
         context = StepContext(step.step_id, now_ms, step.token_budget)
         outcomes = tuple(self._apply_entry(context, entry) for entry in step.entries)
         self.state.supply.end_step()
-        reply = StepReply(
-            step.step_id, outcomes, cut_sequences, self.state.supply.available_count
-        )
+        reply = StepReply(step.step_id, outcomes, cut_sequences, self.state.supply.available_count)
         log.append(reply, has_work=context.scheduled_count > 0)
         return reply
 
@@ -146,8 +145,8 @@ class Pool:
     def flush(self) -> int:
         """Empty the index (S21) and return the number of dropped blocks.
 
-        Only a step that scheduled something counts as unconfirmed: the others leave a worker nothing
-        to do. Raises BlocksInUse (held_block_count, unconfirmed_step_count).
+        Only a step that scheduled something counts as unconfirmed: the others leave a worker
+        nothing to do. Raises BlocksInUse (held_block_count, unconfirmed_step_count).
         """
         state = self.state
         held_count = state.held_block_count

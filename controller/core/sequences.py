@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ from prefixd.controller.core.node import ChildKey, Node
 TOKEN_BYTES = 4
 """Bytes of a packed token id."""
 _ROWS_FIRST = 64
+_Value = TypeVar("_Value", bound=np.generic)
 
 
 class Sequence:
@@ -122,28 +124,23 @@ class SequenceColumns:
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self.row_count = 0
+        self.known: IntArray = np.zeros(_ROWS_FIRST, dtype=np.int64)
+        self.scheduled: IntArray = np.zeros(_ROWS_FIRST, dtype=np.int64)
+        self.written: IntArray = np.zeros(_ROWS_FIRST, dtype=np.int64)
+        self.capacity: IntArray = np.zeros(_ROWS_FIRST, dtype=np.int64)
+        self.planned_step_id: IntArray = np.zeros(_ROWS_FIRST, dtype=np.int64)
+        self.cut: npt.NDArray[np.bool_] = np.zeros(_ROWS_FIRST, dtype=np.bool_)
+        self.tail: npt.NDArray[np.uint32] = np.zeros((_ROWS_FIRST, block_size), dtype="<u4")
         self._free_rows: list[int] = []
-        self._resize(_ROWS_FIRST)
 
-    def _resize(self, row_count_max: int) -> None:
-        self.known = self._grown("known", row_count_max)
-        self.scheduled = self._grown("scheduled", row_count_max)
-        self.written = self._grown("written", row_count_max)
-        self.capacity = self._grown("capacity", row_count_max)
-        self.planned_step_id = self._grown("planned_step_id", row_count_max)
-        cut = np.zeros(row_count_max, dtype=np.bool_)
-        tail: npt.NDArray[np.uint32] = np.zeros((row_count_max, self.block_size), dtype="<u4")
-        if self.row_count:
-            cut[: self.row_count] = self.cut[: self.row_count]
-            tail[: self.row_count] = self.tail[: self.row_count]
-        self.cut = cut
-        self.tail = tail
-
-    def _grown(self, name: str, row_count_max: int) -> IntArray:
-        column = np.zeros(row_count_max, dtype=np.int64)
-        if self.row_count:
-            column[: self.row_count] = getattr(self, name)[: self.row_count]
-        return column
+    def _grow(self) -> None:
+        self.known = _doubled(self.known)
+        self.scheduled = _doubled(self.scheduled)
+        self.written = _doubled(self.written)
+        self.capacity = _doubled(self.capacity)
+        self.planned_step_id = _doubled(self.planned_step_id)
+        self.cut = _doubled(self.cut)
+        self.tail = _doubled(self.tail)
 
     def take_row(self) -> int:
         """Return a cleared row for a new sequence."""
@@ -151,7 +148,7 @@ class SequenceColumns:
             row = self._free_rows.pop()
         else:
             if self.row_count == len(self.known):
-                self._resize(2 * self.row_count)
+                self._grow()
             row = self.row_count
             self.row_count += 1
         self.known[row] = self.scheduled[row] = self.written[row] = self.capacity[row] = 0
@@ -177,7 +174,9 @@ class SequenceColumns:
         if tail_count + count < size:
             self.tail[row, tail_count : tail_count + count] = token_ids
             return
-        joined = np.concatenate((self.tail[row, :tail_count], token_ids)) if tail_count else token_ids
+        joined = (
+            np.concatenate((self.tail[row, :tail_count], token_ids)) if tail_count else token_ids
+        )
         full_count = (len(joined) // size) * size
         sequence.full_tokens += pack_tokens(joined[:full_count])
         rest = joined[full_count:]
@@ -188,6 +187,10 @@ class SequenceColumns:
         row = sequence.row
         tail_count = int(self.known[row]) % self.block_size
         return bytes(sequence.full_tokens) + pack_tokens(self.tail[row, :tail_count])
+
+
+def _doubled(column: npt.NDArray[_Value]) -> npt.NDArray[_Value]:
+    return np.concatenate((column, np.zeros_like(column)))
 
 
 def pack_tokens(token_ids: npt.NDArray[np.uint32]) -> bytes:

@@ -63,9 +63,7 @@ def build_state(spec: PoolSpec, hasher: Hasher) -> PoolState:
     columns = SequenceColumns(spec.block_size)
     log = StepLog(columns)
     order = FreeOrder(spec.block_count)
-    index = PrefixIndex(
-        order, block_size=spec.block_size, digest_size=hasher.algorithm.digest_size
-    )
+    index = PrefixIndex(order, block_size=spec.block_size, digest_size=hasher.algorithm.digest_size)
     statistics = Statistics()
     sequences: dict[Handle, Sequence] = {}
     twins = Twins(index, order, columns, log, sequences)

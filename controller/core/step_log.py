@@ -139,7 +139,7 @@ class StepLog:
                 snapshot[row] = min(int(snapshot[row]), position)
 
     def note_matched(self, row: int, *, step_id: StepId, end: int) -> None:
-        """Say that positions of a row up to `end` are written once an unsettled step is executed."""
+        """Say that a row's positions up to `end` are written once an unsettled step is executed."""
         for snapshot_id, snapshot in self._snapshots.items():
             if snapshot_id < step_id:
                 continue

@@ -49,9 +49,7 @@ class Supply:
                 continue
             assert isinstance(segment, Lane)
             count = min(missing_count, len(segment.block_ids))
-            self._statistics.count_eviction(
-                age_ms=now_ms - segment.last_use_ms, block_count=count
-            )
+            self._statistics.count_eviction(age_ms=now_ms - segment.last_use_ms, block_count=count)
             order.shrink(segment, count)
             if segment.copies:
                 taken.append(self._twins.replace(segment))
@@ -64,12 +62,10 @@ class Supply:
         block_id = self._order.pop_plain()
         return self.take(1, now_ms=now_ms)[0] if block_id is None else block_id
 
-    def release(
-        self, sequence: Sequence, *, now_ms: int, step_id: StepId, is_read: bool
-    ) -> None:
+    def release(self, sequence: Sequence, *, now_ms: int, step_id: StepId, is_read: bool) -> None:
         """Take back a whole table, from its end (S17).
 
-        `is_read`: the step `step_id` reads or writes the blocks, so it must not hand them out again.
+        `is_read`: the step `step_id` reads or writes the blocks, so it must not hand them out.
         """
         uncached: list[int] = []
         for block_id in reversed(sequence.private_block_ids):

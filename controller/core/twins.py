@@ -2,8 +2,9 @@
 
 The index has one block per place. A sequence that completes an equal block keeps it as a private
 copy. A copy takes the place once it is written and the indexed block is idle or unwritten; the last
-holder of the indexed block hands the place to a written copy. Until then an idle indexed block stays
-where it is: were it given up for an unwritten copy, a failed step would lose published content.
+holder of the indexed block hands the place to a written copy. Until then an idle indexed block
+stays where it is: were it given up for an unwritten copy, a failed step would lose published
+content.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Mapping
 from prefixd.controller.core.free_order import FreeOrder
 from prefixd.controller.core.index import PrefixIndex
 from prefixd.controller.core.messages import Handle, StepId
-from prefixd.controller.core.node import Lane, Node, PendingRun, PrivateCopy
+from prefixd.controller.core.node import Lane, Node, PrivateCopy
 from prefixd.controller.core.sequences import Sequence, SequenceColumns
 from prefixd.controller.core.step_log import StepLog
 
@@ -151,7 +152,7 @@ class Twins:
         count = self.table_counts.get(block_id, 1)
         if count == 1:
             return True
-        if count == 2:  # noqa: PLR2004 (one table is left)
+        if count == 2:
             del self.table_counts[block_id]
         else:
             self.table_counts[block_id] = count - 1

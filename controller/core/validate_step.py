@@ -154,16 +154,16 @@ def _multimodal_items(value: Identity, field: str) -> None:
     for index, item in enumerate(value.multimodal_items):
         item_field = f"{field}[{index}]"
         if not item.identifier:
-            raise FieldInvalid(f"{item_field}.identifier is empty", field=f"{item_field}.identifier")
+            raise FieldInvalid(
+                f"{item_field}.identifier is empty", field=f"{item_field}.identifier"
+            )
         length_at_most(
             item.identifier,
             length_max=limits.IDENTIFIER_LENGTH_MAX,
             field=f"{item_field}.identifier",
         )
         # Ascending offsets give equal items equal extra keys.
-        count_in_range(
-            item.offset, low=offset_min, high=_TOKENS_MAX, field=f"{item_field}.offset"
-        )
+        count_in_range(item.offset, low=offset_min, high=_TOKENS_MAX, field=f"{item_field}.offset")
         covered_count += max(0, item.token_count)
         count_in_range(
             item.token_count,
@@ -198,9 +198,7 @@ def _decode(entry: DecodeEntry, spec: PoolSpec, field: str) -> None:
     row_count = len(entry.handles)
     count_in_range(row_count, low=0, high=limits.DECODE_ROWS_MAX, field=f"{field}.handles")
     _column(entry.handles, row_count, HANDLE_MAX, f"{field}.handles")
-    _column(
-        entry.scheduled_count_before, row_count, _TOKENS_MAX, f"{field}.scheduled_count_before"
-    )
+    _column(entry.scheduled_count_before, row_count, _TOKENS_MAX, f"{field}.scheduled_count_before")
     _column(entry.known_count_before, row_count, _TOKENS_MAX, f"{field}.known_count_before")
     _column(entry.token_counts, row_count, _TOKENS_MAX, f"{field}.token_counts")
     token_count = int(entry.token_counts.sum())
@@ -213,10 +211,8 @@ def _decode(entry: DecodeEntry, spec: PoolSpec, field: str) -> None:
     _tokens(entry.token_ids, spec, f"{field}.token_ids")
     handles = entry.handles.tolist()
     if len(set(handles)) != row_count:
-        seen: set[int] = set()
-        index = next(
-            at for at, handle in enumerate(handles) if handle in seen or seen.add(handle)
-        )
+        _, first_at = np.unique(entry.handles, return_index=True)
+        index = int(np.setdiff1d(np.arange(row_count), first_at)[0])
         raise FieldInvalid(
             f"{field}.handles[{index}] names handle {handles[index]} twice",
             numbers={"handle": handles[index]},
