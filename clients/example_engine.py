@@ -9,7 +9,8 @@ wrong slot changes the answer.
 
 import queue
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -17,6 +18,7 @@ import grpc
 from prefixd.v1 import cache_pb2, cache_pb2_grpc, pool_pb2, pool_pb2_grpc, types_pb2
 
 BLOCK_COUNT, BLOCK_SIZE, VOCABULARY_SIZE = 17, 4, 97
+FINISHED = types_pb2.CLOSE_REASON_FINISHED
 
 
 @dataclass
@@ -24,8 +26,8 @@ class Sequence:
     """A token list and its block table."""
 
     token_ids: list[int]
-    block_ids: list[int] = field(default_factory=list)
-    cached_token_count: int = 0
+    block_ids: list[int]
+    cached_token_count: int
 
     def slot(self, position: int) -> int:
         """Where the KV of a position lives."""
@@ -37,19 +39,12 @@ class Engine:
 
     def __init__(self, channel: grpc.Channel, pool_name: str) -> None:
         self._pools = pool_pb2_grpc.PoolServiceStub(channel)
-        pool = self._pools.RegisterPool(
-            pool_pb2.RegisterPoolRequest(
-                pool_name=pool_name,
-                block_count=BLOCK_COUNT,
-                block_size=BLOCK_SIZE,
-                vocabulary_size=VOCABULARY_SIZE,
-            )
+        wanted = pool_pb2.RegisterPoolRequest(
+            pool_name=pool_name, block_count=BLOCK_COUNT, block_size=BLOCK_SIZE
         )
-        self._key: dict[str, Any] = {
-            "pool_name": pool_name,
-            "epoch": pool.epoch,
-            "session_token": pool.session_token,
-        }
+        pool = self._pools.RegisterPool(wanted)
+        self._key: dict[str, Any] = {"pool_name": pool_name, "epoch": pool.epoch}
+        self._key["session_token"] = pool.session_token
         self._sent: queue.SimpleQueue[cache_pb2.SessionRequest | None] = queue.SimpleQueue()
         cache = cache_pb2_grpc.CacheServiceStub(channel)
         self._answers = iter(cache.Session(iter(self._sent.get, None)))
@@ -78,60 +73,61 @@ class Engine:
         ]
         for outcome in self.step(*(cache_pb2.StepEntry(open=one) for one in opens)):
             plan = outcome.open.plan
-            sequence = Sequence(prompts[plan.handle], list(plan.groups[0].block_ids))
-            sequence.cached_token_count = plan.cached.end_token
+            token_ids, block_ids = list(prompts[plan.handle]), list(plan.groups[0].block_ids)
+            sequence = Sequence(token_ids, block_ids, plan.cached.end_token)
             self.sequences[plan.handle] = sequence
             for position in range(plan.scheduled.start_token, plan.scheduled.end_token):
                 self._store(sequence, position)
 
     def decode(self) -> None:
         """Adds one token to every sequence, all of them in one columnar entry."""
-        rows = list(self.sequences.items())
-        known = [len(sequence.token_ids) for _, sequence in rows]
-        for _, sequence in rows:
-            sequence.token_ids.append(self._next_token(sequence))
-        entry = cache_pb2.DecodeEntry(
-            handles=[handle for handle, _ in rows],
-            scheduled_count_before=known,
-            known_count_before=known,
-            token_counts=[1] * len(rows),
-            token_ids=[sequence.token_ids[-1] for _, sequence in rows],
+        sequences = list(self.sequences.values())
+        positions = [len(sequence.token_ids) for sequence in sequences]
+        for sequence in sequences:
+            slots = map(sequence.slot, range(len(sequence.token_ids)))
+            sequence.token_ids.append(next_token(self._kv[slot] for slot in slots))
+        rows = cache_pb2.DecodeEntry(
+            handles=self.sequences,
+            scheduled_count_before=positions,
+            known_count_before=positions,
+            token_counts=[1] * len(sequences),
+            token_ids=[sequence.token_ids[-1] for sequence in sequences],
         )
-        outcome = self.step(cache_pb2.StepEntry(decode=entry))[0].decode
-        new_block_ids = outcome.new_blocks[0].block_ids
-        for (_, sequence), position, block_id in zip(rows, known, new_block_ids, strict=True):
+        new_block_ids = (
+            self.step(cache_pb2.StepEntry(decode=rows))[0].decode.new_blocks[0].block_ids
+        )
+        for sequence, position, block_id in zip(sequences, positions, new_block_ids, strict=True):
             if block_id:
                 sequence.block_ids.append(block_id)
             self._store(sequence, position)
 
     def close(self) -> None:
         """Closes all sequences, confirms the last step and gives the pool back."""
-        reason = types_pb2.CLOSE_REASON_FINISHED
-        closes = [cache_pb2.CloseEntry(handle=handle, reason=reason) for handle in self.sequences]
+        closes = [cache_pb2.CloseEntry(handle=one, reason=FINISHED) for one in self.sequences]
         self.step(*(cache_pb2.StepEntry(close=one) for one in closes))
         self.step()
         self._sent.put(None)
         self._pools.ReleasePool(pool_pb2.ReleasePoolRequest(**self._key))
 
     def _store(self, sequence: Sequence, position: int) -> None:
-        self._kv[sequence.slot(position)] = kv_of(sequence.token_ids[position], position)
-
-    def _next_token(self, sequence: Sequence) -> int:
-        slots = (sequence.slot(position) for position in range(len(sequence.token_ids)))
-        return sum(self._kv[slot] for slot in slots) % VOCABULARY_SIZE
+        self._kv[sequence.slot(position)] = kv_of(position, sequence.token_ids[position])
 
 
-def kv_of(token_id: int, position: int) -> int:
+def kv_of(position: int, token_id: int) -> int:
     """What the toy model keeps of one token."""
     return token_id * 31 + position * 17
 
 
-def answer_without_cache(prompt: list[int], token_count: int) -> list[int]:
-    """What the toy model says when it computes everything anew."""
+def next_token(kv: Iterable[int]) -> int:
+    """What the toy model says behind a context."""
+    return sum(kv) % VOCABULARY_SIZE
+
+
+def answered_without_cache(prompt: list[int], token_count: int) -> list[int]:
+    """A prompt and its answer, with everything computed anew for each token."""
     token_ids = list(prompt)
-    for _ in range(token_count):
-        context = enumerate(token_ids)
-        token_ids.append(sum(kv_of(token, place) for place, token in context) % VOCABULARY_SIZE)
+    while len(token_ids) < len(prompt) + token_count:
+        token_ids.append(next_token(kv_of(*placed) for placed in enumerate(token_ids)))
     return token_ids
 
 
@@ -141,13 +137,13 @@ def main(address: str) -> None:
     prompts = {1: [*shared, 2, 4], 2: [*shared, 3, 5, 7]}
     with grpc.insecure_channel(address) as channel:
         engine = Engine(channel, "example-engine")
-        engine.open({handle: list(prompt) for handle, prompt in prompts.items()})
+        engine.open(prompts)
         for _ in range(6):
             engine.decode()
-        for handle, sequence in engine.sequences.items():
-            same = sequence.token_ids == answer_without_cache(prompts[handle], token_count=6)
-            print(f"sequence {handle}: {sequence.cached_token_count} cached tokens,", end=" ")
-            print(f"blocks {sequence.block_ids}, answer {'right' if same else 'WRONG'}")
+        for handle, one in engine.sequences.items():
+            same = one.token_ids == answered_without_cache(prompts[handle], token_count=6)
+            print(f"sequence {handle}: {one.cached_token_count} cached tokens,", end=" ")
+            print(f"blocks {one.block_ids}, answer {'right' if same else 'WRONG'}")
         engine.close()
 
 
