@@ -1,6 +1,7 @@
 """What hypothesis draws for the entries of a step: few tokens, short prompts, many collisions."""
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from hypothesis import strategies as st
@@ -16,6 +17,8 @@ from prefixd.controller.core.messages import (
     SequenceId,
 )
 from tests.model.sequence import NaiveSequence
+
+Value = TypeVar("Value")
 
 IDENTITIES = (
     Identity(cache_salt="tenant-a"),
@@ -128,21 +131,31 @@ def _tokens(*, least: int, most: int) -> SearchStrategy[tuple[int, ...]]:
     return st.lists(TOKEN_IDS, min_size=least, max_size=most).map(tuple)
 
 
+def _mostly(usual: Value, *others: Value) -> SearchStrategy[Value]:
+    """Draws the usual value in two cases of three."""
+    return st.one_of(st.just(usual), st.just(usual), st.sampled_from(others))
+
+
+def _rarely(usual: Value, *others: Value) -> SearchStrategy[Value]:
+    """Draws another than the usual value in one case of twelve."""
+    return st.sampled_from((usual,) * (11 * len(others)) + others)
+
+
 def openings() -> SearchStrategy[Opening]:
     """Draws openings."""
     return st.builds(
         Opening,
         prompt=st.integers(0, 7),
-        shared_token_count=st.integers(0, 14),
-        token_ids=_tokens(least=1, most=7),
-        identity=st.one_of(st.just(Identity()), st.just(Identity()), st.sampled_from(IDENTITIES)),
-        schedule_token_count_max=st.sampled_from((None, None, None, 0, 1, 2, 5)),
-        lookahead_slot_count=st.sampled_from((0, 0, 0, 1, 3)),
-        must_fit_token_count=st.sampled_from((0, 0, 0, 8, 20)),
-        await_token_count_min=st.sampled_from((0, 0, 0, 1, 4)),
-        token_budget=st.sampled_from((None, None, None, 0, 2, 6)),
-        skip_cache_read=st.sampled_from((False, False, False, False, True)),
-        repeats_name=st.sampled_from((False,) * 9 + (True,)),
+        shared_token_count=st.sampled_from((0, 3, 6, 9, 12, 14)),
+        token_ids=_tokens(least=1, most=6),
+        identity=_mostly(Identity(), *IDENTITIES),
+        schedule_token_count_max=_mostly(None, 0, 1, 2, 5),
+        lookahead_slot_count=_mostly(0, 1, 3),
+        must_fit_token_count=_rarely(0, 8, 20, 12),
+        await_token_count_min=_mostly(0, 1, 1, 4),
+        token_budget=_rarely(None, 0, 2, 6),
+        skip_cache_read=_mostly(False, True, False),
+        repeats_name=_rarely(False, True),
     )
 
 
@@ -152,12 +165,12 @@ def extensions() -> SearchStrategy[Extension]:
         Extension,
         sequence=st.integers(0, 7),
         token_ids=_tokens(least=0, most=4),
-        schedule_token_count_max=st.sampled_from((None, None, None, 0, 1, 3)),
-        lookahead_slot_count=st.sampled_from((0, 0, 0, 2)),
-        draft_token_count=st.sampled_from((0, 0, 0, 1, 3)),
-        rolled_back_token_count=st.sampled_from((None, None, 0, 1, 2, 5)),
-        token_budget=st.sampled_from((None, None, None, 0, 2)),
-        misplaced=st.sampled_from((False,) * 9 + (True,)),
+        schedule_token_count_max=_mostly(None, 0, 1, 3),
+        lookahead_slot_count=_mostly(0, 2),
+        draft_token_count=_mostly(0, 1, 3),
+        rolled_back_token_count=_mostly(None, 0, 1, 2, 5),
+        token_budget=_rarely(None, 0, 2),
+        misplaced=_rarely(False, True),
     )
 
 
@@ -167,7 +180,7 @@ def rows() -> SearchStrategy[list[Row]]:
         Row,
         sequence=st.integers(0, 7),
         token_ids=st.one_of(_tokens(least=1, most=1), _tokens(least=0, most=3)),
-        misplaced_by=st.sampled_from((0,) * 11 + (-1,)),
-        names_nobody=st.sampled_from((False,) * 11 + (True,)),
+        misplaced_by=_rarely(0, -1),
+        names_nobody=_rarely(False, True),
     )
     return st.lists(row, min_size=1, max_size=6)
