@@ -1,4 +1,4 @@
-"""Long random histories of the core beside the naive model, in larger pools than hypothesis draws."""
+"""Long random histories of the core beside the naive model, in larger pools."""
 
 import pytest
 
