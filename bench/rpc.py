@@ -245,7 +245,10 @@ async def measure_all(address: str) -> dict[str, Samples]:
 def rpc_figures() -> list[Figure]:
     """Starts a controller and measures it."""
     server = ServerProcess(
-        "controller", module="prefixd.controller", arguments=("--listen", "127.0.0.1:0")
+        "controller",
+        module="prefixd.controller",
+        arguments=("--listen", "127.0.0.1:0"),
+        report=nothing,
     )
     try:
         samples = asyncio.run(measure_all(server.address(timeout_s=START_S)))
