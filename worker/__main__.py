@@ -29,10 +29,10 @@ from prefixd.worker.config import (
     ModelConfig,
     WorkerConfig,
 )
+from prefixd.worker.errors import WorkerBroken
 from prefixd.worker.limits import LimitInvalid, SchedulerLimits
 from prefixd.worker.logs import LOG_LEVELS, Log, json_logger
 from prefixd.worker.model.errors import ModelRefused, ModelUnavailable
-from prefixd.worker.model_setup import load_runner
 from prefixd.worker.options import (
     AllowPlaintextOption,
     AttentionBackendOption,
@@ -67,7 +67,6 @@ from prefixd.worker.rpc.listening import (
     checked_target,
 )
 from prefixd.worker.rpc.tls import ControllerTls, ServerTls, TlsUnusable
-from prefixd.worker.server import WorkerBroken, build, serve
 
 LIMITS_DEFAULT = SchedulerLimits()
 
@@ -147,6 +146,11 @@ def main(
 def _run(config: WorkerConfig, model_config: ModelConfig, log: Log) -> bool:
     """Loads the model and serves it; returns whether the last forward pass has ended."""
     config.check()
+    model_config.check()
+    # Imported here: torch takes seconds, which neither help nor a bad option should cost.
+    from prefixd.worker.model_setup import load_runner
+    from prefixd.worker.server import build, serve
+
     log.info("model_loading", model=model_config.model)
     runner = load_runner(model_config, report=lambda line: log.info("model_fetch", step=line))
     if not config.pool_name:

@@ -1,4 +1,4 @@
-"""The worker's errors towards its clients.
+"""The worker's errors towards its clients, and its own end.
 
 `reason` is the name of a value of `prefixd.v1.ErrorReason` without its prefix; `numbers` holds
 every number of the message by name; `field` is the path of the offending field, where there is one.
@@ -23,6 +23,10 @@ class WorkerError(Exception):
         self.message = message
         self.numbers = dict(numbers or {})
         self.field = field
+
+
+class WorkerBroken(Exception):
+    """A part of the worker ended by itself, so the process must."""
 
 
 def field_invalid(

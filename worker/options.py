@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from prefixd.worker.attention.registry import BACKENDS
 from prefixd.worker.logs import LOG_LEVELS
 
 ControllerOption = Annotated[
@@ -48,7 +47,8 @@ BlockCountOption = Annotated[
     typer.Option(help="Blocks of the pool, one of them for padding; 0: sized by the memory."),
 ]
 AttentionBackendOption = Annotated[
-    str, typer.Option(help=f"How to compute attention: {', '.join(BACKENDS)}.")
+    str,
+    typer.Option(help="How to compute attention: torch (fast), strict (bitwise reproducible), …"),
 ]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 DtypeOption = Annotated[

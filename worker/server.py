@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection
 from prefixd.v1 import worker_pb2, worker_pb2_grpc
 from prefixd.worker.config import WorkerConfig
 from prefixd.worker.engine import Engine
+from prefixd.worker.errors import WorkerBroken
 from prefixd.worker.execution import ModelPassRunner, PassRunner
 from prefixd.worker.limits import MESSAGE_BYTES_MAX
 from prefixd.worker.logs import Log
@@ -46,10 +47,6 @@ SERVER_OPTIONS = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.max_ping_strikes", 0),
 )
-
-
-class WorkerBroken(Exception):
-    """A part of the worker ended by itself."""
 
 
 class Server:

@@ -13,13 +13,19 @@ from grpc_status import rpc_status
 
 from prefixd.v1 import inspect_pb2, worker_pb2
 from prefixd.worker.config import WorkerConfig
-from tests.support.controller import Stubs, controller_thread, stubs
+from prefixd.worker.execution import PassRunner
+from prefixd.worker.limits import LIVE_SEQUENCES_MAX
+from tests.support.controller import ControllerThread, Stubs, controller_thread, stubs
+from tests.support.pass_runners import GatedRunner
 from tests.support.worker import (
     Client,
+    collect,
     error_reason,
     strict_runner,
     text_request,
     tokens_request,
+    wait_idle,
+    wait_until,
     worker_thread,
 )
 
@@ -192,3 +198,39 @@ def test_message_above_the_limit_is_refused(running: tuple[Client, Stubs]) -> No
 
     assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert client.generate(text_request("ok", token_count_max=1)).text is not None
+
+
+def test_one_answer_too_many_is_refused(tiny_folder: Path, controller: ControllerThread) -> None:
+    """Beyond the documented number of live answers: LIMIT_EXCEEDED; the others are not hurt."""
+    gates: list[GatedRunner] = []
+
+    def wrap(inner: PassRunner) -> PassRunner:
+        gates.append(GatedRunner(inner))
+        return gates[0]
+
+    config = WorkerConfig(controller=controller.address, pool_name="full")
+    runner = strict_runner(tiny_folder, block_count=32)
+    with (
+        worker_thread(config, runner, wrap_runner=wrap) as (_, client),
+        stubs(controller.address) as control,
+    ):
+        gates[0].close()
+        short = text_request("one of many", token_count_max=1)
+        streams = [client.worker.Generate(short) for _ in range(LIVE_SEQUENCES_MAX)]
+        wait_until(
+            lambda: (
+                (info := client.info()).running_sequence_count + info.waiting_sequence_count
+                == LIVE_SEQUENCES_MAX
+            )
+        )
+
+        with pytest.raises(grpc.RpcError) as caught:
+            client.generate(short)
+        gates[0].open()
+
+        assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert error_reason(caught.value) == "LIMIT_EXCEEDED"
+        assert len(collect(streams[0]).token_ids) == 1
+        for stream in streams[1:]:
+            stream.cancel()
+        assert wait_idle(control, "full").held_block_count == 0
