@@ -9,7 +9,6 @@ import hashlib
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from sys import intern
 
 import cbor2
 import xxhash
@@ -23,6 +22,11 @@ ExtraKey = tuple[str | bytes | int, ...]
 ExtraKeys = tuple[ExtraKey, ...]
 """All extra keys of one block, in the order of rule S2; empty where it has none."""
 
+_TAGS: dict[str | bytes | int, str] = {
+    tag: tag
+    for tag in ("lora", "mm", "cache_salt", "prompt_embeds", "lora_version", "model_version")
+}
+# Every tag of an extra key, with the one object that stands for it in a pickle.
 SEED_DETERMINISTIC = "vllm-none-hash"
 """Seed of the cryptographic algorithms where nobody names one, so that replicas agree."""
 
@@ -41,7 +45,7 @@ def _xxh3_128(data: bytes) -> bytes:
 def _pickled(parent: bytes, token_ids: tuple[int, ...], extra_keys: ExtraKeys) -> bytes:
     # Pickle writes a string that it met before as a reference to the first one, so the bytes depend
     # on which equal strings are one object. As in vLLM tags are one object, values never are.
-    keys = tuple((intern(str(tag)), *map(_own, values)) for tag, *values in extra_keys)
+    keys = tuple((_TAGS[tag], *map(_own, values)) for tag, *values in extra_keys)
     return pickle.dumps((parent, token_ids, keys or None), protocol=5)
 
 
