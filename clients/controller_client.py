@@ -6,13 +6,13 @@ from functools import partial
 
 from prefixd.clients import calls, results
 from prefixd.clients.connection import CONTROLLER_ADDRESS_DEFAULT, Connection
-from prefixd.clients.transport import AsyncClosing, AsyncTransport, Closing, Transport
+from prefixd.clients.transport import AsyncClient, AsyncTransport, SyncClient, Transport
 
 PAGE_SIZE_DEFAULT = 1_000
 """Rows that a listing fetches at a time: the server's largest page."""
 
 
-class ControllerClient(Closing):
+class ControllerClient(SyncClient):
     """A synchronous client of a controller; safe to share between threads.
 
     Every method raises PrefixdError. `timeout_s` is the deadline of one call (of each page of a
@@ -95,7 +95,7 @@ class ControllerClient(Closing):
         return self._transport.call(calls.flush_pool(pool_name), timeout_s=timeout_s)
 
 
-class AsyncControllerClient(AsyncClosing):
+class AsyncControllerClient(AsyncClient):
     """ControllerClient's twin for asyncio; made inside the running loop."""
 
     def __init__(self, connection: Connection | None = None) -> None:

@@ -1,6 +1,7 @@
 """Controller and worker as child processes: started, found ready, watched and stopped together."""
 
 import contextlib
+import importlib.util
 import json
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from typing import IO, Any
 from prefixd.clients.connection import Connection
 from prefixd.clients.controller_client import ControllerClient
 from prefixd.clients.errors import PrefixdError, ServerUnreachable
-from prefixd.clients.transport import Closing
+from prefixd.clients.transport import SyncClient
 from prefixd.clients.worker_client import WorkerClient
 
 LOG_LINES_KEPT = 20
@@ -101,7 +102,7 @@ class ServerProcess:
         self.check_running()
         raise ProcessSlow(f"the {self.name} did not listen within {timeout_s:g} s")
 
-    def wait_until_serving(self, client: Closing, *, timeout_s: float) -> None:
+    def wait_until_serving(self, client: SyncClient, *, timeout_s: float) -> None:
         """Waits until `client` finds the server healthy; ProcessEnded or ProcessSlow otherwise."""
         deadline_s = time.monotonic() + timeout_s
         while time.monotonic() < deadline_s:
@@ -183,6 +184,15 @@ class Servers:
     def processes(self) -> tuple[ServerProcess, ...]:
         """Both processes."""
         return (self.controller, self.worker)
+
+
+def check_worker_installed() -> None:
+    """Raises PrefixdError where the worker's libraries are missing."""
+    missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise PrefixdError(
+            f"the worker needs {' and '.join(missing)}: pip install 'prefixd[worker]'"
+        )
 
 
 @contextlib.contextmanager

@@ -86,8 +86,8 @@ class Transport:
                     answers.cancel()  # type: ignore[no-untyped-call] # as below
                     return
         except grpc.RpcError as error:
-            raise self._not_serving(timeout_s) from error
-        raise self._not_serving(timeout_s)
+            raise _not_serving(self.connection, timeout_s) from error
+        raise _not_serving(self.connection, timeout_s)
 
     def close(self) -> None:
         """Closes the channel; running calls end."""
@@ -95,9 +95,6 @@ class Transport:
 
     def _deadline_s(self, timeout_s: float | None) -> float:
         return self.connection.timeout_s if timeout_s is None else timeout_s
-
-    def _not_serving(self, timeout_s: float) -> PrefixdError:
-        return ServerUnreachable(f"{self.connection.address} was not ready within {timeout_s:g} s")
 
 
 @dataclass(slots=True)
@@ -167,6 +164,24 @@ class AsyncTransport:
         )
         return AsyncGenerateCall(method(request, timeout=timeout_s), self.connection.address)
 
+    async def wait_until_serving(self, *, timeout_s: float) -> None:
+        """Waits for the server's health to be SERVING; ServerUnreachable after `timeout_s`."""
+        method = self._channel.unary_stream(
+            HEALTH_WATCH_PATH,
+            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+            response_deserializer=health_pb2.HealthCheckResponse.FromString,
+        )
+        request = health_pb2.HealthCheckRequest()
+        answers = method(request, timeout=timeout_s, wait_for_ready=True)
+        try:
+            async for answer in answers:
+                if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                    answers.cancel()
+                    return
+        except grpc.RpcError as error:
+            raise _not_serving(self.connection, timeout_s) from error
+        raise _not_serving(self.connection, timeout_s)
+
     async def close(self) -> None:
         """Closes the channel; running calls end."""
         await self._channel.close(None)
@@ -192,7 +207,7 @@ class AsyncGenerateCall:
         self._call.cancel()
 
 
-class Closing:
+class SyncClient:
     """A client that closes its channel at the end of a `with` block."""
 
     def __init__(self, transport: Transport) -> None:
@@ -218,7 +233,7 @@ class Closing:
         self.close()
 
 
-class AsyncClosing:
+class AsyncClient:
     """A client that closes its channel at the end of an `async with` block."""
 
     def __init__(self, transport: AsyncTransport) -> None:
@@ -227,6 +242,10 @@ class AsyncClosing:
     async def close(self) -> None:
         """Closes the channel; running calls end."""
         await self._transport.close()
+
+    async def wait_until_serving(self, *, timeout_s: float) -> None:
+        """Waits for the server's health to be SERVING; ServerUnreachable after `timeout_s`."""
+        await self._transport.wait_until_serving(timeout_s=timeout_s)
 
     async def __aenter__(self) -> Self:
         return self
@@ -238,3 +257,7 @@ class AsyncClosing:
         traceback: TracebackType | None,
     ) -> None:
         await self.close()
+
+
+def _not_serving(connection: Connection, timeout_s: float) -> PrefixdError:
+    return ServerUnreachable(f"{connection.address} was not ready within {timeout_s:g} s")

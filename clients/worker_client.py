@@ -18,11 +18,11 @@ from prefixd.clients.answers import (
 from prefixd.clients.connection import WORKER_ADDRESS_DEFAULT, Connection
 from prefixd.clients.errors import AnswerIncomplete
 from prefixd.clients.transport import (
-    AsyncClosing,
+    AsyncClient,
     AsyncGenerateCall,
     AsyncTransport,
-    Closing,
     GenerateCall,
+    SyncClient,
     Transport,
 )
 
@@ -75,7 +75,7 @@ class AnswerStream:
         self._call.cancel()
 
 
-class WorkerClient(Closing):
+class WorkerClient(SyncClient):
     """A synchronous client of a worker; safe to share between threads.
 
     Every method raises PrefixdError. `timeout_s` None is the connection's own deadline, for answers
@@ -171,7 +171,7 @@ class AsyncAnswerStream:
         self._call.cancel()
 
 
-class AsyncWorkerClient(AsyncClosing):
+class AsyncWorkerClient(AsyncClient):
     """WorkerClient's twin for asyncio; made inside the running loop."""
 
     def __init__(self, connection: Connection | None = None) -> None:

@@ -1,6 +1,5 @@
 """Commands that run the servers."""
 
-import importlib.util
 import os
 import queue
 import signal
@@ -13,8 +12,13 @@ import typer
 
 from prefixd.clients.cli import output
 from prefixd.clients.cli.options import CONTROLLER, WORKER, AsJson
-from prefixd.clients.errors import PrefixdError
-from prefixd.clients.processes import ProcessEnded, Servers, ServersConfig, servers
+from prefixd.clients.processes import (
+    ProcessEnded,
+    Servers,
+    ServersConfig,
+    check_worker_installed,
+    servers,
+)
 
 PASS_SOME_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Context settings of a command that hands what it does not know to another program."""
@@ -75,15 +79,6 @@ def up(
         for line in error.log_lines:
             typer.echo(f"  {error.name}: {line}", err=True)
         raise
-
-
-def check_worker_installed() -> None:
-    """Raises PrefixdError where the worker's libraries are missing."""
-    missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise PrefixdError(
-            f"the worker needs {' and '.join(missing)}: pip install 'prefixd[worker]'"
-        )
 
 
 def _become(module: str, arguments: Sequence[str]) -> NoReturn:

@@ -12,12 +12,17 @@ from rich.console import Console
 
 from prefixd.clients.answers import GenerateOptions, WorkerInfo
 from prefixd.clients.cli.output import block_table, print_error
-from prefixd.clients.cli.serve import check_worker_installed
 from prefixd.clients.controller_client import ControllerClient
 from prefixd.clients.demo import grpcurl, report, scenario
 from prefixd.clients.demo.scenario import Asked
 from prefixd.clients.errors import PrefixdError
-from prefixd.clients.processes import ProcessEnded, Servers, ServersConfig, servers
+from prefixd.clients.processes import (
+    ProcessEnded,
+    Servers,
+    ServersConfig,
+    check_worker_installed,
+    servers,
+)
 from prefixd.clients.worker_client import WorkerClient
 
 GPU_DEVICE_FILE = Path("/dev/nvidiactl")

@@ -21,6 +21,7 @@ from prefixd.clients import (
     MultimodalItem,
     PrefixdError,
     ServerUnreachable,
+    WorkerClient,
 )
 from tests.clients.conftest import BLOCK_COUNT, BLOCK_SIZE, POOL_NAME, SHARED_PREFIX, Scene
 from tests.support.controller import controller_thread, stubs
@@ -173,8 +174,6 @@ def test_a_silent_server_runs_into_the_deadline() -> None:
 
 def test_a_server_without_the_call_says_so(scene: Scene) -> None:
     """A controller asked for what a worker offers: no traceback of gRPC, one clear sentence."""
-    from prefixd.clients import WorkerClient
-
     with (
         WorkerClient(Connection(scene.address)) as client,
         pytest.raises(PrefixdError, match="does not offer this call"),
@@ -224,6 +223,7 @@ def test_the_asyncio_client_returns_the_same(scene: Scene, client: ControllerCli
 
     async def everything() -> list[Any]:
         async with AsyncControllerClient(Connection(scene.address)) as twin:
+            await twin.wait_until_serving(timeout_s=10)
             return [
                 await twin.server_info(),
                 [pool.pool_name async for pool in twin.pools()],
@@ -247,6 +247,17 @@ def test_the_asyncio_client_returns_the_same(scene: Scene, client: ControllerCli
         client.free_blocks(POOL_NAME),
         client.match_prefix(pool_name=POOL_NAME, token_ids=SHARED_PREFIX),
     ]
+
+
+def test_the_asyncio_client_waits_no_longer_than_told(unused_port: int) -> None:
+    """An absent server ends the wait with the same error."""
+
+    async def wait() -> None:
+        async with AsyncControllerClient(Connection(f"127.0.0.1:{unused_port}")) as absent:
+            await absent.wait_until_serving(timeout_s=0.3)
+
+    with pytest.raises(ServerUnreachable, match="was not ready"):
+        asyncio.run(wait())
 
 
 def test_the_asyncio_client_raises_the_same_errors(scene: Scene) -> None:

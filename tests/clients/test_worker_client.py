@@ -282,3 +282,14 @@ def test_a_refused_prompt_is_one_line(place: Place, capsys: pytest.CaptureFixtur
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert lines[0].startswith("prefixd: CONTEXT_LENGTH_EXCEEDED: ")
+
+
+def test_a_stopped_answer_goes_on_without_its_stop_string(client: WorkerClient) -> None:
+    """The stop string's tokens are cut off the text, so the next turn sends the text instead."""
+    whole = client.generate("Say something.", FEW)
+    stop = whole.text[4:6]
+    answer = client.generate("Say something.", replace(FEW, stop_strings=(stop,)))
+    assert answer.finish_reason is FinishReason.STOP_STRING
+    assert answer.stop_string == stop
+    assert stop not in answer.message.content
+    assert answer.message.token_ids == ()
