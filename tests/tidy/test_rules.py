@@ -64,6 +64,14 @@ def test_a_long_function_is_found() -> None:
     assert [] == rules.check_sizes("a.py", TOO_LONG_FUNCTION.removesuffix("    pass\n"))
 
 
+def test_a_kernel_may_be_longer_but_not_endless() -> None:
+    """Triton kernels have a limit of their own."""
+    body = "    pass\n" * rules.KERNEL_LINE_COUNT_MAX
+    kernel = "@triton.jit\ndef read():\n" + body
+    assert 1 == len(rules.check_sizes("a.py", kernel))
+    assert [] == rules.check_sizes("a.py", kernel.removesuffix("    pass\n"))
+
+
 def test_a_long_file_is_found() -> None:
     """One line above the limit is too many, the limit itself passes."""
     assert [] == rules.check_sizes("a.py", "x = 1\n" * rules.FILE_LINE_COUNT_MAX)
