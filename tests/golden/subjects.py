@@ -75,7 +75,7 @@ class NaiveSubject:
                 log.digest_of(place, algorithm=self._algorithm, root=self._root).hex(): [block]
                 for block, place in log.published().items()
             },
-            reference_counts=dict(log.reference_counts()),
+            reference_counts={int(block): count for block, count in log.reference_counts().items()},
             tables={
                 sequence.sequence_id: list(sequence.table) for sequence in log.sequences.values()
             },
