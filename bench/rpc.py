@@ -4,6 +4,7 @@ reading the reply."""
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Any
 
 import grpc
 import numpy as np
@@ -72,7 +73,8 @@ class Engine:
 
     async def start_session(self) -> None:
         """Opens the stream."""
-        self._stream = self._cache.Session()
+        # The stubs know the call with a request iterator only, not the one that is written to.
+        self._stream: Any = self._cache.Session()  # type: ignore[call-arg]
         start = cache_pb2.SessionStart(
             pool_name=self._pool_name,
             epoch=self._registered.epoch,

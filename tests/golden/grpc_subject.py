@@ -55,7 +55,8 @@ class GrpcSubject:
 
     def _exchange(self, request: cache_pb2.SessionRequest) -> cache_pb2.SessionResponse:
         self._requests.put(request)
-        return next(self._responses)
+        answer: cache_pb2.SessionResponse = next(self._responses)
+        return answer
 
     def apply(self, step: Step) -> StepReply:
         """Sends a step on the session."""

@@ -1,6 +1,7 @@
 """Steps that the core must refuse as a whole, by the reason and what is wrong with them."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -27,14 +28,14 @@ def _step(model: NaiveLog, *entries: Entry) -> Step:
     return Step(StepId(model.applied_step_id + 1), StepId(model.applied_step_id), (VALID, *entries))
 
 
-def _open(token_ids: list[int], *, name: str = "bad", **changed: int) -> Callable[[NaiveLog], Step]:
+def _open(token_ids: list[int], *, name: str = "bad", **changed: Any) -> Callable[[NaiveLog], Step]:
     entry = OpenEntry(
         Handle(FRESH_HANDLE + 1), SequenceId(name), np.array(token_ids, np.uint32), **changed
     )
     return lambda model: _step(model, entry)
 
 
-def _extend(**changed: int) -> Callable[[NaiveLog], Step]:
+def _extend(**changed: Any) -> Callable[[NaiveLog], Step]:
     numbers = {"known_count_before": 1, "scheduled_count_before": 1} | changed
     entry = ExtendEntry(FRESH_HANDLE, token_ids=np.array([1], np.uint32), **numbers)
     return lambda model: _step(model, entry)
