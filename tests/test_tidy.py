@@ -100,20 +100,21 @@ def test_packages_are_the_folders_of_the_tree(
     project: dict[str, Any], sources: dict[str, str]
 ) -> None:
     """A package missing from pyproject.toml would be absent from the wheel."""
-    listed = set(project["tool"]["setuptools"]["packages"])
+    listed = project["tool"]["setuptools"]["packages"]
     folders = {
         str(PurePosixPath(path).parent)
         for path in sources
         if path.split("/")[0] in SHIPPED_FOLDERS and "/node/" not in path
     }
-    assert listed == {"prefixd." + folder.replace("/", ".") for folder in folders} | {"prefixd.v1"}
+    names = {"prefixd." + folder.replace("/", ".") for folder in folders}
+    assert sorted(names | {"prefixd.v1"}) == listed
     assert [] == [folder for folder in folders if f"{folder}/__init__.py" not in sources]
 
 
 def test_the_wheel_holds_what_the_editable_install_shows(
-    repository_folder: Path, tmp_path: Path, project: dict[str, Any], sources: dict[str, str]
+    repository_folder: Path, tmp_path: Path, project: dict[str, Any], paths: list[str]
 ) -> None:
-    """A wheel built from a copy of the tree has every module that the tree has."""
+    """A wheel built from a copy of the tree has every file of every package that the tree has."""
     pytest.importorskip("setuptools", reason="setuptools builds the wheel")
     copy = tmp_path / "copy"
     copy.mkdir()
@@ -128,10 +129,13 @@ def test_the_wheel_holds_what_the_editable_install_shows(
     )
     assert 0 == built.returncode, built.stderr
     (wheel,) = tmp_path.glob("*.whl")
-    shipped = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")}
+    shipped = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    packages = {name.replace(".", "/") for name in project["tool"]["setuptools"]["packages"]}
     generated = repository_folder / "protos" / "gen" / "prefixd" / "v1"
-    expected = {f"prefixd/v1/{path.name}" for path in generated.glob("*.py")}
-    expected |= {f"prefixd/{path}" for path in sources if path.split("/")[0] in SHIPPED_FOLDERS}
+    expected = {f"prefixd/v1/{path.name}" for path in generated.iterdir() if path.is_file()}
+    expected |= {
+        f"prefixd/{path}" for path in paths if f"prefixd/{PurePosixPath(path).parent}" in packages
+    }
     assert expected == shipped
 
 
