@@ -248,14 +248,13 @@ def missing_words(words: Iterable[str], texts: Iterable[str]) -> list[str]:
 
 
 def stated_by_tests(source: str) -> str:
-    """Return the names and docstrings of all tests of a file, with `test_s7_...` read as S7."""
-    lines = []
+    """Return the rules that the tests of a file state, in words: S7 for `test_s7_...` or "S7"."""
+    stated: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name[:5] == "test_":
-            numbers = re.findall(r"_s(\d+)(?=_|$)", node.name)
-            lines += [f"S{number}" for number in numbers]
-            lines.append(ast.get_docstring(node) or "")
-    return "\n".join(lines)
+            stated |= set(re.findall(r"_s0?(\d+)(?=_|$)", node.name))
+            stated |= set(re.findall(r"\bS(\d+)\b", ast.get_docstring(node) or ""))
+    return " ".join(f"S{number}" for number in sorted(stated, key=int))
 
 
 def normalized(distribution: str) -> str:
