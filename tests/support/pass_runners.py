@@ -4,12 +4,29 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 from prefixd.worker.execution import PassRunner
 from prefixd.worker.sampling import Draw
 from prefixd.worker.step import PassPlan
 
+R = TypeVar("R", bound=PassRunner)
+
 TIMEOUT_S = 60.0
+
+
+class Wrapping(Generic[R]):
+    """Puts a runner around a worker's own one, and keeps it at hand as `runner`."""
+
+    runner: R
+
+    def __init__(self, make: Callable[[PassRunner], R]) -> None:
+        self._make = make
+
+    def __call__(self, inner: PassRunner) -> PassRunner:
+        """Wraps the runner of a worker that is being built."""
+        self.runner = self._make(inner)
+        return self.runner
 
 
 class PassBroken(RuntimeError):
@@ -69,4 +86,22 @@ class GatedRunner:
         if not self._gate.is_set():
             self._waiting.set()
             assert self._gate.wait(TIMEOUT_S)
+        return self._inner.run(plan, draws)
+
+
+class CuttingRunner:
+    """Cuts connections during some passes."""
+
+    def __init__(self, inner: PassRunner, cut: Callable[[], int], *, pass_numbers: range) -> None:
+        self._inner = inner
+        self._cut = cut
+        self._pass_numbers = pass_numbers
+        self._pass_count = 0
+        self.cut_count = 0
+
+    def run(self, plan: PassPlan, draws: Sequence[Draw]) -> list[int]:
+        """Runs the pass; the connection may be gone when it ends."""
+        self._pass_count += 1
+        if self._pass_count in self._pass_numbers:
+            self.cut_count += self._cut()
         return self._inner.run(plan, draws)

@@ -107,21 +107,6 @@ def test_equal_cold_prompts_compute_their_prefix_once(
     assert info.prefill_token_count == len(prompt) + 3 * (len(prompt) - most)
 
 
-def test_joiner_with_a_rest_of_one_token_in_its_writers_step(
-    tiny_folder: Path, controller: ControllerThread
-) -> None:
-    """S10: a joiner reads what its writer stores in the same pass, and answers as if alone."""
-    prompt = prompts(1)[0][:13]
-    requests = [request(prompt), request(prompt)]
-    expected = unhurried(tiny_folder, controller.address, requests)
-    config = WorkerConfig(controller=controller.address, pool_name="joined", limits=LIMITS)
-    with worker_thread(config, strict_runner(tiny_folder, block_count=256)) as (_, client):
-        answers = together(client, requests)
-
-    assert [answer.token_ids for answer in answers] == expected
-    assert sorted(a.finished.cached_token_count for a in answers) == [0, 12]
-
-
 def test_two_workers_with_different_models_share_a_controller(
     tiny_folder: Path, controller: ControllerThread, tmp_path: Path
 ) -> None:
