@@ -98,16 +98,6 @@ class Answer:
         self._last_token_s = arrival_s
         self._is_over = False
 
-    @property
-    def is_over(self) -> bool:
-        """Whether its last part has been put out."""
-        return self._is_over
-
-    @property
-    def generated_token_count(self) -> int:
-        """Tokens so far, an end token aside."""
-        return self._generated_token_count
-
     def start(self, *, cached_token_count: int) -> None:
         """The sequence was opened for the first time."""
         self._cached_token_count = cached_token_count

@@ -270,7 +270,8 @@ class Engine:
         self._log.warning("sequence_rejected", reason=rejection.reason)
         answer = self._answers.pop(rejection.sequence, None)
         if answer is not None:
-            answer.fail(WorkerError(rejection.reason, rejection.message))
+            error = WorkerError(rejection.reason, rejection.message, numbers=rejection.numbers)
+            answer.fail(error)
 
     def _deliver(self, plan: PassPlan, token_ids: list[int]) -> None:
         now_s = self._clock_s()

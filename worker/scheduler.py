@@ -170,7 +170,7 @@ class Scheduler:
         chunks = self._apply_rows(draft.decode_rows, answer.decoded, rejections)
         for extend, extended in zip(draft.extends, answer.extends, strict=True):
             if isinstance(extended, Refused):
-                self._apply_refusal(extend.sequence, extended.reason, rejections)
+                self._apply_refusal(extend.sequence, extended, rejections)
             else:
                 chunks += self._apply_plan(extend.sequence, extend.handle, extended.plan)
                 copies += extended.plan.copies
@@ -268,7 +268,7 @@ class Scheduler:
         for index, (row, block_id) in enumerate(zip(rows, decoded.new_block_ids, strict=True)):
             sequence = row.sequence
             if index in decoded.deferred:
-                self._apply_refusal(sequence, decoded.deferred[index], rejections)
+                self._apply_refusal(sequence, Refused(decoded.deferred[index]), rejections)
                 continue
             if block_id:
                 sequence.block_ids.append(block_id)
@@ -321,7 +321,7 @@ class Scheduler:
         if outcome.reason == "TOKEN_BUDGET":
             return
         if outcome.reason != "POOL_EXHAUSTED":
-            self._reject(sequence, outcome.reason, outcome.message, rejections)
+            self._reject(sequence, outcome, rejections)
             return
         if self._blocked is None or _arrival(sequence) < _arrival(self._blocked):
             self._blocked = sequence
@@ -329,28 +329,29 @@ class Scheduler:
         if not self._running:
             self._count_shortage(sequence, rejections)
 
-    def _apply_refusal(self, sequence: Sequence, reason: str, rejections: list[Rejection]) -> None:
-        if sequence.phase is SequencePhase.ENDED or reason in {"TOKEN_BUDGET", "COPY_IN_SAME_STEP"}:
+    def _apply_refusal(
+        self, sequence: Sequence, refused: Refused, rejections: list[Rejection]
+    ) -> None:
+        passing = {"TOKEN_BUDGET", "COPY_IN_SAME_STEP"}
+        if sequence.phase is SequencePhase.ENDED or refused.reason in passing:
             return
-        if reason == "POOL_EXHAUSTED":
+        if refused.reason == "POOL_EXHAUSTED":
             self._is_short = True
             if len(self._running) == 1:
                 self._count_shortage(sequence, rejections)
             return
-        message = f"the controller refused to go on with {sequence.sequence_id!r}: {reason}"
-        self._reject(sequence, reason, message, rejections)
+        self._reject(sequence, refused, rejections)
 
     def _count_shortage(self, sequence: Sequence, rejections: list[Rejection]) -> None:
         sequence.shortage_count += 1
         if sequence.shortage_count >= SHORTAGE_COUNT_MAX:
             message = "no block is to be had although nothing else of this worker runs"
-            self._reject(sequence, "POOL_EXHAUSTED", message, rejections)
+            self._reject(sequence, Refused("POOL_EXHAUSTED", message), rejections)
 
-    def _reject(
-        self, sequence: Sequence, reason: str, message: str, rejections: list[Rejection]
-    ) -> None:
+    def _reject(self, sequence: Sequence, refused: Refused, rejections: list[Rejection]) -> None:
         self.end(sequence, CloseReason.ABORTED)
-        rejections.append(Rejection(sequence, reason, message))
+        message = refused.message or f"the controller refused to go on: {refused.reason}"
+        rejections.append(Rejection(sequence, refused.reason, message, refused.numbers))
 
     def _preempt(self, sequence: Sequence) -> None:
         self._running.remove(sequence)

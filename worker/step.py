@@ -213,6 +213,7 @@ class Rejection:
     sequence: Sequence
     reason: str
     message: str
+    numbers: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
