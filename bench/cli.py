@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from bench.answers import decode_rate_figures, first_token_figures
 from bench.core import admission_figures, decode_figures
 from bench.figures import Figure
 from bench.hashing import hashing_figures
@@ -19,6 +20,7 @@ GROUPS: dict[str, tuple[Callable[[], list[Figure]], ...]] = {
     "hashing": (hashing_figures,),
     "core": (admission_figures, decode_figures),
     "rpc": (rpc_figures,),
+    "answers": (first_token_figures, decode_rate_figures),
 }
 """What can be measured, in order."""
 

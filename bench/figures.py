@@ -39,7 +39,7 @@ class Figure:
             return ""
         sign = ">=" if self.at_least else "<="
         unit = self.unit if self.target_of == "value" else "x"
-        return f"{sign} {self.target:g} {unit}"
+        return f"{sign} {self.target:.3g} {unit}"
 
     def as_json(self) -> dict[str, Any]:
         """The figure for a JSON file."""

@@ -25,7 +25,7 @@ def print_table(figures: Sequence[Figure], console: Console) -> None:
             figure.name,
             f"{figure.value:,.1f} {figure.unit}",
             _baseline(figure),
-            "" if figure.ratio is None else f"{figure.ratio:.2f}x",
+            "" if figure.ratio is None else f"{figure.ratio:.3g}x",
             figure.target_text,
             {None: "", True: "met", False: "[bold red]MISSED[/]"}[figure.met],
         )
