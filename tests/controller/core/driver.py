@@ -158,7 +158,11 @@ class Driver:
         assert self.outcome(close_entry(handle, reason)) == CloseOutcome()
 
     def refused(self, entry: Entry, **step: Any) -> Refusal:
-        """Sends a step of one entry that must be refused and change nothing that can be seen."""
+        """Sends a step of one entry that must be refused and change nothing that can be seen.
+
+        A step before it confirms what is unconfirmed, which may be seen.
+        """
+        self.step()
         before = self.seen()
         outcome = self.outcome(entry, **step)
         assert isinstance(outcome, Refusal), outcome
@@ -229,8 +233,6 @@ def slots(outcome: OpenOutcome | ExtendOutcome) -> list[int]:
     runs = outcome.plan.groups[0].slots
     return [
         slot
-        for first, count in zip(
-            runs.first_slots.tolist(), runs.slot_counts.tolist(), strict=True
-        )
+        for first, count in zip(runs.first_slots.tolist(), runs.slot_counts.tolist(), strict=True)
         for slot in range(first, first + count)
     ]

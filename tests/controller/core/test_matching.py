@@ -144,18 +144,14 @@ def test_s10_await_opens_where_too_little_would_come() -> None:
     """Fewer awaitable tokens than asked for are not waited for."""
     driver = Driver(block_count=20)
     driver.open(1, PROMPT, schedule_token_count_max=4)
-    assert isinstance(
-        driver.outcome(open_entry(2, PROMPT, await_token_count_min=9)), OpenOutcome
-    )
+    assert isinstance(driver.outcome(open_entry(2, PROMPT, await_token_count_min=9)), OpenOutcome)
 
 
 def test_s10_await_ignores_other_identities() -> None:
     """A prefilling sequence under another salt provides nothing."""
     driver = Driver(block_count=20)
     driver.open(1, PROMPT, schedule_token_count_max=4, identity=Identity(cache_salt="a"))
-    assert isinstance(
-        driver.outcome(open_entry(2, PROMPT, await_token_count_min=1)), OpenOutcome
-    )
+    assert isinstance(driver.outcome(open_entry(2, PROMPT, await_token_count_min=1)), OpenOutcome)
 
 
 @pytest.mark.parametrize(
