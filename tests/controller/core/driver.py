@@ -32,6 +32,8 @@ from prefixd.controller.core.messages import (
 )
 from prefixd.controller.core.pool import Pool
 
+NOBODY = Identity()
+
 Row = tuple[int, int, int, list[int]]
 """Handle, scheduled count before, known count before, tokens."""
 
@@ -169,7 +171,7 @@ class Driver:
         assert self.seen() == before
         return outcome
 
-    def match(self, token_ids: Sequence[int], identity: Identity = Identity()) -> PrefixMatch:
+    def match(self, token_ids: Sequence[int], identity: Identity = NOBODY) -> PrefixMatch:
         """Asks how much of a prompt is cached."""
         return self.pool.match_prefix(tokens(token_ids), identity)
 

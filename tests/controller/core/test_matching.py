@@ -79,17 +79,17 @@ def test_s8_matching_changes_nothing() -> None:
 
 
 def test_s9_a_skipped_read_matches_nothing_and_publishes() -> None:
-    """A sequence that reads no cache computes all, counts nothing, and its blocks can be matched."""
+    """A sequence that reads no cache computes all and counts nothing; its blocks can be matched."""
     driver = Driver(block_count=20)
     driver.open(1, PROMPT)
     driver.close(1)
     statistics = driver.pool.state.statistics
-    opened = driver.open(2, PROMPT + [41, 42, 43, 44], skip_cache_read=True)
+    opened = driver.open(2, [*PROMPT, 41, 42, 43, 44], skip_cache_read=True)
     assert opened.plan.cached.end_token == 0
     assert statistics.sequence_count == 1
     assert statistics.query_token_count == len(PROMPT)
     driver.step()
-    assert driver.match(PROMPT + [41, 42, 43, 44]).published_token_count == 16
+    assert driver.match([*PROMPT, 41, 42, 43, 44]).published_token_count == 16
 
 
 def test_s10_a_block_matches_from_the_moment_it_is_scheduled() -> None:
@@ -108,7 +108,7 @@ def test_s10_a_block_matches_from_the_moment_it_is_scheduled() -> None:
 
 
 def test_s10_a_position_may_be_scheduled_before_its_token_is_known() -> None:
-    """The block is pending once its last token is known, and published at once when its step ran."""
+    """The block is pending once its last token is known, and published when its step ran."""
     driver = Driver()
     driver.open(1, PROMPT[:11])
     driver.step(decode_entry((1, 11, 11, [])), executed=1)
@@ -125,9 +125,9 @@ def test_s10_draft_tokens_are_never_pending() -> None:
     driver = Driver()
     driver.open(1, PROMPT[:5])
     driver.extend(1, [], draft_token_count=3)
-    assert driver.match(PROMPT[:8] + [9]) == PrefixMatch(4, 0)
+    assert driver.match([*PROMPT[:8], 9]) == PrefixMatch(4, 0)
     driver.extend(1, PROMPT[5:8], rollback_to_token_count=8)
-    assert driver.match(PROMPT[:8] + [9]) == PrefixMatch(8, 0)
+    assert driver.match([*PROMPT[:8], 9]) == PrefixMatch(8, 0)
 
 
 def test_s10_await_answers_with_the_sequence_that_computes_the_prefix() -> None:

@@ -10,7 +10,7 @@ def test_ten_block_example() -> None:
     assert new_block_ids(driver.open(1, first)) == [1, 2, 3, 4]
     assert driver.decode(1, 7) == 0
     assert driver.decode(1, 8) == 5
-    second = first[:10] + [200, 201, 202, 203]
+    second = [*first[:10], 200, 201, 202, 203]
     opened = driver.open(2, second)
     assert new_block_ids(opened) == [1, 2, 6, 7]
     assert opened.published_token_count == 8

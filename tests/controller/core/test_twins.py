@@ -32,13 +32,13 @@ def test_s15_a_block_equal_to_an_idle_one_takes_its_place_when_it_is_written() -
 def test_s15_an_idle_twin_survives_a_failed_step() -> None:
     """The copy was never written, so the old block stays what it was, with what follows it."""
     driver = Driver()
-    driver.open(1, PROMPT + [9, 9, 9, 9, 5])
+    driver.open(1, [*PROMPT, 9, 9, 9, 9, 5])
     driver.close(1)
     digests = driver.published()
     driver.step(open_entry(2, PROMPT))
     driver.step(failed=(3, 3), executed=2)
     assert driver.published() == digests
-    assert driver.match(PROMPT + [9, 9, 9, 9, 5]).published_token_count == 12
+    assert driver.match([*PROMPT, 9, 9, 9, 9, 5]).published_token_count == 12
 
 
 def test_s15_a_block_equal_to_a_held_one_stays_private() -> None:
@@ -49,7 +49,7 @@ def test_s15_a_block_equal_to_a_held_one_stays_private() -> None:
     driver.step()
     assert driver.table(2) == [1, 3]
     assert content(driver, 3) is BlockContent.PRIVATE
-    driver.open(3, PROMPT + [9])
+    driver.open(3, [*PROMPT, 9])
     assert driver.table(3) == [1, 2, 4]
 
 
