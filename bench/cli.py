@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from bench.answers import decode_rate_figures, first_token_figures
-from bench.core import admission_figures, decode_figures
+from bench.core import cached_admission_figures, decode_figures, new_admission_figures
 from bench.figures import Figure
 from bench.hashing import hashing_figures
 from bench.report import print_table, write_json
@@ -18,7 +18,7 @@ from bench.rpc import rpc_figures
 
 GROUPS: dict[str, tuple[Callable[[], list[Figure]], ...]] = {
     "hashing": (hashing_figures,),
-    "core": (admission_figures, decode_figures),
+    "core": (cached_admission_figures, new_admission_figures, decode_figures),
     "rpc": (rpc_figures,),
     "answers": (first_token_figures, decode_rate_figures),
 }
