@@ -83,7 +83,7 @@ def attention_kernel(
     positions = tl.load(positions_ptr + rows, mask=lane_mask, other=-1)
     end = tl.minimum(end, tl.max(positions, axis=0) + 1)
     if WINDOWED:
-        earliest = tl.min(tl.where(lane_mask, positions, end), axis=0)
+        earliest = tl.min(tl.where(lane_mask, positions, 2147483647), axis=0)
         first = tl.maximum(first, earliest - window + 1)
 
     key_elements = tl.arange(0, KEY_WIDTH_TILE)

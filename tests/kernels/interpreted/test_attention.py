@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -11,7 +12,13 @@ from prefixd.kernels.layer_kv import LayerKv
 from prefixd.kernels.options import AttentionOptions
 from prefixd.kernels.planner import PlanSizes, plan_work
 from prefixd.kernels.tiling import Tile, Tiling
-from prefixd.kernels.work_buffers import WorkBuffers, WorkCapacity, work_tensors
+from prefixd.kernels.work_buffers import (
+    WorkBuffers,
+    WorkCapacity,
+    WorkTooLarge,
+    capacity_of,
+    work_tensors,
+)
 from prefixd.kernels.work_list import PassLayout, WorkList
 from tests.kernels.paged import Geometry, Scene, exact_answer, make_layout, make_scene
 
@@ -99,7 +106,7 @@ def test_a_long_query_reads_its_context_in_one_go() -> None:
     check(scene, long_query_row_count=20)
 
 
-@pytest.mark.parametrize("window", [1, 8, 16, 33, 1000])
+@pytest.mark.parametrize("window", [1, 14, 16, 33, 1000])
 def test_windows(window: int) -> None:
     """A query at q sees keys in (q - window, q]; what lies before may be freed and hold NaN."""
     layout = make_layout([(1, 70), (20, 45)], block_size=8)
@@ -193,30 +200,72 @@ def test_strided_queries_and_pools() -> None:
 
 
 def test_static_buffers_with_room_to_spare() -> None:
-    """Padding in larger buffers changes nothing, also when they held a larger pass before."""
-    large = make_scene(mixed_layout(), Geometry())
-    small = make_scene(make_layout([(1, 34)], block_size=8), Geometry())
-    slot_count = large.layout.block_count
-    small = replace(small, layout=replace(small.layout, block_count=slot_count, row_count=11))
-    small = make_scene(small.layout, Geometry())
+    """Padding in larger buffers does nothing, also where a larger pass stood before."""
+    large = make_layout([(40, 71)], block_size=8)
+    small = PassLayout(
+        large.block_tables[:, ::-1].copy(),
+        np.array([30]),
+        np.array([10]),
+        np.array([21]),
+        row_count=40,
+        block_size=8,
+        block_count=large.block_count,
+    )
     capacity = WorkCapacity(
-        rows=11, sequences=5, blocks_per_sequence=9, narrow_items=12, wide_items=3, whole_items=2,
-        listed_rows=40, partials=40, reductions=11,
-    )  # fmt: skip
+        rows=40,
+        sequences=3,
+        blocks_per_sequence=12,
+        narrow_items=2,
+        wide_items=2,
+        whole_items=5,
+        listed_rows=50,
+        partials=4,
+        reductions=43,
+    )
     buffers = WorkBuffers(
         capacity,
         block_size=8,
-        block_count=slot_count,
+        block_count=large.block_count,
         window_token_count=None,
         narrow_row_count=8,
         wide_row_count=16,
         device=CPU,
     )
-    for scene in (large, small):
-        tensors = buffers.load(scene.layout, work_of(scene, PLAIN, long_query_row_count=256))
-        actual = attention.paged_attention(scene.query, scene.layer, tensors, PLAIN, TILING)
+    for layout in (large, small):
+        scene = make_scene(layout, Geometry())
+        tensors = buffers.load(layout, work_of(scene, PLAIN, long_query_row_count=8))
+        guarded = torch.full((43, 2, 16), 7.0)
+        launches = attention.attention_launches(
+            scene.query, scene.layer, tensors, PLAIN, TILING, output=guarded[:40]
+        )
+        for launch in launches:
+            launch.run()
         expected = exact_answer(scene, PLAIN).float()
-        torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(guarded[:40], expected, atol=1e-5, rtol=1e-5)
+        assert (guarded[40:] == 7.0).all()
+
+
+def test_a_pass_too_large_for_its_buffers_is_refused() -> None:
+    """The error names what does not fit; the buffers keep what they held."""
+    small = make_layout([(1, 8)], block_size=8)
+    large = make_layout([(1, 8), (1, 8)], block_size=8)
+    work = plan_work(small, PlanSizes(8, 16, SPLIT))
+    tensors_before = work_tensors(small, work, device=CPU)
+    buffers = WorkBuffers(
+        capacity_of(small, work),
+        block_size=8,
+        block_count=large.block_count,
+        window_token_count=None,
+        narrow_row_count=8,
+        wide_row_count=16,
+        device=CPU,
+    )
+    small = replace(small, block_count=large.block_count)
+    buffers.load(small, work)
+    with pytest.raises(WorkTooLarge) as caught:
+        buffers.load(large, plan_work(large, PlanSizes(8, 16, SPLIT)))
+    assert ("rows", 2, 1) == (caught.value.name, caught.value.needed, caught.value.capacity)
+    assert torch.equal(tensors_before.block_tables, buffers.tensors.block_tables)
 
 
 def test_a_row_does_not_depend_on_who_shares_its_splits() -> None:
