@@ -134,11 +134,10 @@ class BlockMap:
     node_at: IntArray
     offset: IntArray
     holder_count: IntArray
-    is_available: npt.NDArray[np.bool_]
 
 
 def block_map(pool: Pool) -> BlockMap:
-    """Read the whole index, all tables and the free order; costs time in proportion to them."""
+    """Read the whole index and what the tables have beside it; costs time in proportion."""
     state = pool.state
     block_count = state.spec.block_count
     node_at = np.zeros(block_count, dtype=np.int64)
@@ -158,15 +157,12 @@ def block_map(pool: Pool) -> BlockMap:
     for sequence in state.sequences.values():
         own = np.array([*sequence.copies.values(), *sequence.private_block_ids], dtype=np.int64)
         holder_count[own] += 1
-    is_available = np.zeros(block_count, dtype=np.bool_)
-    is_available[np.array(state.order.block_ids(), dtype=np.int64)] = True
     return BlockMap(
         nodes=tuple(nodes),
         start_block=tuple(start_blocks.values()),
         node_at=node_at,
         offset=offset,
         holder_count=holder_count,
-        is_available=is_available,
     )
 
 
@@ -281,22 +277,20 @@ def blocks(
 
 
 def _is_in_state(overview: BlockMap, state: BlockState) -> npt.NDArray[np.bool_]:
+    is_held = overview.holder_count > 0
     if state is BlockState.HELD:
-        return ~overview.is_available
+        return is_held
     is_indexed = overview.node_at > 0
-    if state is BlockState.EVICTABLE:
-        return overview.is_available & is_indexed
-    return overview.is_available & ~is_indexed
+    return ~is_held & (is_indexed if state is BlockState.EVICTABLE else ~is_indexed)
 
 
 def _block_view(pool: Pool, overview: BlockMap, block_id: int) -> BlockView:
     holder_count = int(overview.holder_count[block_id])
     at = int(overview.node_at[block_id]) - 1
-    is_available = bool(overview.is_available[block_id])
     if at < 0:
         return BlockView(
             block_id=BlockId(block_id),
-            state=BlockState.FREE if is_available else BlockState.HELD,
+            state=BlockState.HELD if holder_count else BlockState.FREE,
             content=BlockContent.PRIVATE,
             holder_count=holder_count,
             block_hash=None,
@@ -308,7 +302,7 @@ def _block_view(pool: Pool, overview: BlockMap, block_id: int) -> BlockView:
     is_published = offset < node.lane.published_count
     return BlockView(
         block_id=BlockId(block_id),
-        state=BlockState.EVICTABLE if is_available else BlockState.HELD,
+        state=BlockState.HELD if holder_count else BlockState.EVICTABLE,
         content=BlockContent.PUBLISHED if is_published else BlockContent.PENDING,
         holder_count=holder_count,
         block_hash=pool.digests.digest(node, offset) if is_published else None,

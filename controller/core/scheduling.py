@@ -10,7 +10,6 @@ import numpy as np
 from prefixd.controller.core import limits
 from prefixd.controller.core.completion import complete_blocks
 from prefixd.controller.core.errors import (
-    CacheError,
     LimitExceeded,
     PoolExhausted,
     SequenceExceedsPool,
@@ -185,20 +184,18 @@ def _slot_runs(state: PoolState, sequence: Sequence, start: int, end: int) -> Sl
     first_block = start // size - sequence.indexed_count
     end_block = ceil_div(end, size) - sequence.indexed_count
     assert first_block >= 0, "scheduled positions lie behind the indexed blocks"
-    block_ids = np.array(sequence.private_block_ids[first_block:end_block], dtype=np.int64)
-    is_first = np.empty(len(block_ids), dtype=np.bool_)
-    is_first[0] = True
-    np.not_equal(block_ids[1:], block_ids[:-1] + 1, out=is_first[1:])
-    run_at = np.flatnonzero(is_first)
-    first_slots = block_ids[run_at] * size
-    slot_counts = np.diff(run_at, append=len(block_ids)) * size
     offset = start % size
+    if end_block == first_block + 1:
+        first_slot = sequence.private_block_ids[first_block] * size + offset
+        return SlotRuns(np.array((first_slot,)), np.array((end - start,)))
+    block_ids = np.array(sequence.private_block_ids[first_block:end_block], dtype=np.int64)
+    run_ends = np.append(np.flatnonzero(block_ids[1:] != block_ids[:-1] + 1) + 1, len(block_ids))
+    run_starts = np.empty_like(run_ends)
+    run_starts[0] = 0
+    run_starts[1:] = run_ends[:-1]
+    first_slots = block_ids[run_starts] * size
+    slot_counts = (run_ends - run_starts) * size
     first_slots[0] += offset
     slot_counts[0] -= offset
     slot_counts[-1] -= -end % size
     return SlotRuns(first_slots, slot_counts)
-
-
-def refusal_numbers(error: CacheError) -> tuple[tuple[str, int], ...]:
-    """Return the numbers of an error in a fixed order."""
-    return tuple(sorted(error.numbers.items()))
