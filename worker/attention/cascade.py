@@ -7,14 +7,14 @@ partial results have to be merged.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from prefixd.worker.attention.batch import SequenceRows
-from prefixd.worker.attention.pages import Stretch, split_stretches
+from prefixd.worker.attention.pages import GatherBuffer, Stretch, split_stretches
 from prefixd.worker.attention.seam import LayerTraits
 
 
@@ -40,6 +40,7 @@ class DecodeCascade:
     rows: Tensor
     branches: tuple[Branch, ...]
     context_token_count_max: int
+    _buffer: GatherBuffer = field(default_factory=GatherBuffer)
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, traits: LayerTraits) -> Tensor:
         """Attends with the decode rows over their whole contexts (no window).
@@ -64,7 +65,9 @@ class DecodeCascade:
             rows = slice(branch.first_row, branch.end_row)
             stretch = branch.stretch
             part = weights[:, rows, :, stretch.first_position : stretch.end_position]
-            product = torch.matmul(part.flatten(1, 2), stretch.read(values).transpose(0, 1))
+            product = torch.matmul(
+                part.flatten(1, 2), stretch.read(values, self._buffer).transpose(0, 1)
+            )
             output[:, rows] += product.view(*part.shape[:3], -1)
         return output.transpose(0, 1).flatten(1, 2)
 
@@ -76,7 +79,9 @@ class DecodeCascade:
             rows = slice(branch.first_row, branch.end_row)
             part = packed[:, rows]
             stretch = branch.stretch
-            product = torch.matmul(part.flatten(1, 2), stretch.read(keys).permute(1, 2, 0))
+            product = torch.matmul(
+                part.flatten(1, 2), stretch.read(keys, self._buffer).permute(1, 2, 0)
+            )
             part_scores = product.float().mul_(traits.scaling)
             if traits.softcap is not None:
                 part_scores = traits.softcap * torch.tanh(part_scores / traits.softcap)

@@ -1,5 +1,6 @@
 """Where a stretch of a block table lies in the pool: a slice where it can be, else its slots."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,6 +12,34 @@ from torch import Tensor
 
 # A shorter run of consecutive blocks is cheaper to gather with its neighbours than to read alone.
 RUN_TOKEN_COUNT_MIN = 64
+
+
+class GatherBuffer:
+    """Memory that gathers of one pass write to in turn.
+
+    A fresh tensor per gather would cost many times the copy itself: the allocator hands large ones
+    back to the system, and each of their pages faults anew.
+
+    Invariant: a gather is used up before the next one.
+    """
+
+    def __init__(self) -> None:
+        self._memory: Tensor | None = None
+
+    def gather(self, pool: Tensor, slots: Tensor) -> Tensor:
+        """``pool[slots]``, valid until the next gather.
+
+        Args:
+            pool: (slots of the pool, kv heads, width).
+            slots: int64 (tokens,).
+        """
+        shape = (slots.shape[0], *pool.shape[1:])
+        count = math.prod(shape)
+        if self._memory is None or self._memory.numel() < count or self._memory.dtype != pool.dtype:
+            self._memory = pool.new_empty(count)
+        gathered = self._memory[:count].view(shape)
+        torch.index_select(pool, 0, slots, out=gathered)
+        return gathered
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +55,11 @@ class Stretch:
         """Positions it covers."""
         return self.end_position - self.first_position
 
-    def read(self, pool: Tensor) -> Tensor:
+    def read(self, pool: Tensor, buffer: GatherBuffer) -> Tensor:
         """Its K or V: (tokens, kv heads, width), a view of the pool where it can be."""
         if isinstance(self.slots, slice):
             return pool[self.slots]
-        return pool.index_select(0, self.slots)
+        return buffer.gather(pool, self.slots)
 
 
 def whole_stretch(

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from prefixd.worker.attention.batch import AttentionBatch, SequenceRows
 from prefixd.worker.attention.cascade import DecodeCascade, build_cascade
-from prefixd.worker.attention.pages import Stretch, whole_stretch
+from prefixd.worker.attention.pages import GatherBuffer, Stretch, whole_stretch
 from prefixd.worker.attention.seam import LayerTraits, first_visible
 
 QUERY_TILE_ROW_COUNT = 128
@@ -73,6 +73,8 @@ class SdpaPlan:
     several: tuple[SequenceRows, ...]
     cascade: DecodeCascade | None
     _readings: dict[int | None, tuple[_Reading, ...]] = field(default_factory=dict)
+    _key_buffer: GatherBuffer = field(default_factory=GatherBuffer)
+    _value_buffer: GatherBuffer = field(default_factory=GatherBuffer)
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, traits: LayerTraits) -> Tensor:
         """See the seam."""
@@ -82,7 +84,8 @@ class SdpaPlan:
         is_plain = traits.softcap is None and traits.sinks is None
         attend_tile = _attend_fused if is_plain else _attend_composed
         for reading in self._readings_for(query, traits):
-            read_keys, read_values = reading.stretch.read(keys), reading.stretch.read(values)
+            read_keys = reading.stretch.read(keys, self._key_buffer)
+            read_values = reading.stretch.read(values, self._value_buffer)
             for tile in reading.tiles:
                 output[tile.rows] = attend_tile(
                     query[tile.rows], read_keys[tile.keys], read_values[tile.keys], tile, traits

@@ -14,12 +14,13 @@ lie. Three things make it so, in float32 on the CPU with one thread:
 The guard verifies on the machine itself that a model's chunked and unchunked passes are equal.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from prefixd.worker.attention.batch import AttentionBatch, SequenceRows
+from prefixd.worker.attention.pages import GatherBuffer
 from prefixd.worker.attention.seam import LayerTraits, first_visible
 
 KEY_TILE_TOKEN_COUNT = 64
@@ -63,13 +64,15 @@ class StrictPlan:
     """The sequences of the pass with their slots, padded to whole key tiles."""
 
     contexts: tuple[tuple[SequenceRows, Tensor], ...]
+    _key_buffer: GatherBuffer = field(default_factory=GatherBuffer)
+    _value_buffer: GatherBuffer = field(default_factory=GatherBuffer)
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, traits: LayerTraits) -> Tensor:
         """See the seam."""
         output = query.new_zeros((*query.shape[:2], values.shape[-1]))
         for rows, slots in self.contexts:
-            context_keys = keys.index_select(0, slots)
-            context_values = values.index_select(0, slots)
+            context_keys = self._key_buffer.gather(keys, slots)
+            context_values = self._value_buffer.gather(values, slots)
             for first in range(0, rows.query_token_count, QUERY_TILE_ROW_COUNT):
                 count = min(QUERY_TILE_ROW_COUNT, rows.query_token_count - first)
                 start = rows.query_start + first
