@@ -228,7 +228,7 @@ def _column(column: IntArray, row_count: int, high: int, field: str) -> None:
             field=field,
         )
     # Negative values are huge as unsigned ones, so one pass finds both bounds broken.
-    if row_count == 0 or int(column.view(np.uint64).max()) <= high:
+    if row_count == 0 or int(column.astype(np.int64, copy=False).view(np.uint64).max()) <= high:
         return
     index = int(np.argmax((column < 0) | (column > high)))
     count_in_range(int(column[index]), low=0, high=high, field=f"{field}[{index}]")
