@@ -202,11 +202,12 @@ def test_strided_queries_and_pools() -> None:
 def test_static_buffers_with_room_to_spare() -> None:
     """Padding in larger buffers does nothing, also where a larger pass stood before."""
     large = make_layout([(40, 71)], block_size=8)
+    tables = np.concatenate([large.block_tables, large.block_tables[:, ::-1]])
     small = PassLayout(
-        large.block_tables[:, ::-1].copy(),
-        np.array([30]),
-        np.array([10]),
-        np.array([21]),
+        tables,
+        np.array([0, 30]),
+        np.array([1, 10]),
+        np.array([5, 21]),
         row_count=40,
         block_size=8,
         block_count=large.block_count,
