@@ -51,6 +51,7 @@ class Shape:
     vocabulary_size: int
     failure_rate: float
     identity_rate: float
+    skip_rate: float
 
     @classmethod
     def draw(cls, chance: random.Random) -> "Shape":
@@ -62,9 +63,11 @@ class Shape:
             block_size=block_size,
             sequence_count_max=chance.choice((2, 6, 20)),
             prompt_token_count_max=min(block_count * block_size, 60),
-            vocabulary_size=chance.choice((2, 2, 3, 8)),
+            # With one token every sequence is a prefix of every longer one.
+            vocabulary_size=chance.choice((1, 2, 2, 3, 8)),
             failure_rate=chance.choice((0.0, 0.02, 0.1)),
             identity_rate=chance.choice((0.0, 0.3)),
+            skip_rate=chance.choice((0.0, 0.15, 0.5)),
         )
 
 
@@ -175,7 +178,7 @@ class Run:
             must_fit_token_count=self.chance.choice((0, 0, 10)),
             await_token_count_min=self.chance.choice((0, 0, 0, 2)),
             token_budget=None,
-            skip_cache_read=self.rarely(0.15),
+            skip_cache_read=self.rarely(self.shape.skip_rate),
             repeats_name=False,
         )
         if self.preempted and self.rarely(0.5):
