@@ -101,7 +101,7 @@ class BlocksInUse(CacheError):
 
 
 class SequenceExceedsPool(CacheError):
-    """The blocks that one entry needs exceed the whole pool."""
+    """The blocks that one entry needs exceed the whole pool (needed_count, available_count)."""
 
     reason = "SEQUENCE_EXCEEDS_POOL"
 
@@ -125,7 +125,10 @@ class PositionMismatch(CacheError):
 
 
 class PoolExhausted(CacheError):
-    """Too few blocks are free or evictable now."""
+    """Too few blocks are free or evictable now (needed_count, available_count).
+
+    The needed ones are the new blocks and the idle matched ones, which are free no longer then.
+    """
 
     reason = "POOL_EXHAUSTED"
 

@@ -213,3 +213,47 @@ def test_a_pool_without_caching_publishes_and_counts_nothing() -> None:
     assert driver.open(2, PROMPT).plan.cached.end_token == 0
     assert driver.published() == {}
     assert driver.pool.state.statistics.sequence_count == 0
+
+
+def test_s10_matched_pending_tokens_are_written_when_their_step_is_executed() -> None:
+    """The reader's written count follows the writer's step, not its own."""
+    driver = Driver(block_count=20)
+    driver.step(open_entry(1, PROMPT))
+    driver.step(open_entry(2, PROMPT), executed=0)
+    assert driver.sequence(2).written_count == 0
+    driver.step(executed=1)
+    assert driver.sequence(2).written_count == 12
+    driver.step(executed=2)
+    assert driver.sequence(2).written_count == 13
+
+
+def test_s10_await_compares_identities_block_by_block() -> None:
+    """Tokens in front of a differing image may be waited for, those behind may not."""
+    driver = Driver(block_count=20)
+    cat = Identity(multimodal_items=(MultimodalItem("cat", 9, 2),))
+    dog = Identity(multimodal_items=(MultimodalItem("dog", 9, 2),))
+    driver.open(1, PROMPT, identity=cat, schedule_token_count_max=1)
+    waiting = open_entry(2, PROMPT, identity=dog, await_token_count_min=8)
+    assert driver.outcome(waiting) == AwaitPrefix(0, 0, 8, Handle(1))
+    opened = open_entry(2, PROMPT, identity=dog, await_token_count_min=9)
+    assert isinstance(driver.outcome(opened), OpenOutcome)
+
+
+def test_s2_extra_keys_stay_with_their_blocks_when_runs_are_split_and_joined() -> None:
+    """Digests and matches of a prompt with images survive branches and evictions."""
+    identity = Identity(multimodal_items=(MultimodalItem("cat", 2, 1), MultimodalItem("dog", 9, 2)))
+    driver = Driver(block_count=12)
+    driver.open(1, PROMPT, identity=identity)
+    driver.step()
+    digests = driver.published()
+    driver.open(2, [*PROMPT[:8], 1, 2, 3, 4, 5], identity=identity)
+    driver.step(close_entry(2))
+    driver.step(close_entry(1))
+    driver.open(3, [90] * 24)
+    driver.open(4, [91] * 8)
+    driver.close(4)
+    driver.open(5, PROMPT, identity=identity, schedule_token_count_max=0)
+    driver.close(5)
+    assert driver.match(PROMPT, identity).published_token_count == 12
+    published = driver.published()
+    assert all(published[block_id] == digest for block_id, digest in digests.items())
