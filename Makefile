@@ -17,10 +17,10 @@ export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv proto model demo test test-all lint format bench baseline pins clean
+.PHONY: help venv proto model demo test test-all lint format bench kernels-report baseline pins clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 venv: $(VENV)/.installed ## Create .venv with the pinned dependencies and prefixd itself
 
@@ -53,6 +53,9 @@ format: $(VENV)/.installed $(BUF) ## Format the code and the protos in place
 
 bench: model ## Measure, print a table, write JSON to bench/out
 	@$(BIN)/python -m bench
+
+kernels-report: $(VENV)/.installed ## Compile every GPU kernel for every target; fail where one spills
+	@$(BIN)/python -m prefixd.kernels.report
 
 baseline: $(BUF) ## Take the present protos as what later ones must stay compatible with
 	$(BUF) build --exclude-source-info --output protos/baseline.binpb

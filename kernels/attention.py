@@ -24,7 +24,8 @@ from prefixd.kernels.tiling import Tile, Tiling, power_of_two_at_least
 from prefixd.kernels.work_buffers import WorkTensors
 
 
-@triton.jit
+# Numbers that change from pass to pass must not make new kernels.
+@triton.jit(do_not_specialize=["window", "tables_stride"])
 def attention_kernel(
     query_ptr,
     keys_ptr,

@@ -95,17 +95,18 @@ class Compilation:
         signature: dict[str, str] = {}
         constants = dict(self.launch.constants)
         attributes = {}
+        plain = {p.name for p in self.launch.kernel.params if p.do_not_specialize}
         for index, (name, argument) in enumerate(self.launch.arguments.items()):
             if isinstance(argument, Tensor):
                 signature[name] = "*" + _TYPE_NAMES[argument.dtype]
                 attributes[index,] = [list(pair) for pair in _DIVISIBLE]
             elif isinstance(argument, float):
                 signature[name] = "fp32"
-            elif argument == 1:
+            elif argument == 1 and name not in plain:
                 signature[name], constants[name] = "constexpr", 1
             else:
                 signature[name] = "i32" if abs(argument) < 2**31 else "i64"
-                if argument % 16 == 0:
+                if argument % 16 == 0 and name not in plain:
                     attributes[index,] = [list(pair) for pair in _DIVISIBLE]
         signature |= dict.fromkeys(self.launch.constants, "constexpr")
         return ASTSource(self.launch.kernel, signature, constants, attributes)

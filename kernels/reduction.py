@@ -10,7 +10,8 @@ from prefixd.kernels.tiling import power_of_two_at_least
 from prefixd.kernels.work_buffers import WorkTensors
 
 
-@triton.jit
+# Numbers that change from pass to pass must not make new kernels.
+@triton.jit(do_not_specialize=["row_count"])
 def reduction_kernel(
     partials_ptr,
     statistics_ptr,

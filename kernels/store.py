@@ -66,7 +66,8 @@ def store_rows_kernel(
         tl.store(scales_ptr + slots * scales_stride_slot + head, scales, mask=stored)
 
 
-@triton.jit
+# Numbers that change from pass to pass must not make new kernels.
+@triton.jit(do_not_specialize=["row_count"])
 def store_kv_kernel(
     keys_ptr,
     values_ptr,
