@@ -223,8 +223,8 @@ class BlockCopy:
 class SequencePlan:
     """What a worker executes for one sequence in one step.
 
-    `cached` are the positions that this entry matched: [0, matched) for an open; for an extend it is
-    empty, unless a failed step had cut the sequence. It ends where `scheduled` begins.
+    `cached` are the positions that this entry matched: [0, matched) for an open; for an extend it
+    is empty, unless a failed step had cut the sequence. It ends where `scheduled` begins.
     """
 
     handle: Handle
