@@ -13,6 +13,18 @@ from tests.model.steps import NaiveLog
 REASONS_WITH_BLOCK_COUNTS = ("POOL_EXHAUSTED", "SEQUENCE_EXCEEDS_POOL")
 """Refusals whose numbers both sides must agree on."""
 
+COUNTERS = (
+    "sequence_count",
+    "query_token_count",
+    "hit_token_count",
+    "preempted_sequence_count",
+    "preempted_query_token_count",
+    "preempted_hit_token_count",
+    "evicted_block_count",
+    "recent_hit_rate",
+)
+"""Statistics that both sides must agree on."""
+
 
 def plain(value: object) -> object:
     """Returns a reply, or a part of one, as plain values that can be compared and printed."""
@@ -82,18 +94,7 @@ def seen_of_pool(pool: Pool) -> dict[str, object]:
         },
         "index sizes": (view.published_block_count, view.pending_block_count),
         "positions": (view.applied_step_id, view.executed_step_id),
-        "statistics": {
-            name: getattr(view.statistics, name)
-            for name in (
-                "sequence_count",
-                "query_token_count",
-                "hit_token_count",
-                "preempted_sequence_count",
-                "preempted_query_token_count",
-                "preempted_hit_token_count",
-                "evicted_block_count",
-            )
-        },
+        "statistics": {name: getattr(view.statistics, name) for name in COUNTERS},
     }
 
 
@@ -136,9 +137,7 @@ def seen_of_model(model: NaiveLog, *, algorithm: str, root: bytes) -> dict[str, 
         "accounts": states,
         "index sizes": (len(published), len(pending)),
         "positions": (model.applied_step_id, model.executed_step_id),
-        "statistics": {
-            name: getattr(model.statistics, name) for name in model.statistics.__dataclass_fields__
-        },
+        "statistics": {name: getattr(model.statistics, name) for name in COUNTERS},
     }
 
 
