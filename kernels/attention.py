@@ -229,7 +229,7 @@ def attention_launches(
     for items, tile, target in (
         (work.narrow_items, tiling.narrow, partials),
         (work.wide_items, tiling.wide, partials),
-        (work.whole_items, tiling.wide, output),
+        (work.whole_items, tiling.whole, output),
     ):
         if items.shape[0]:
             launches.append(

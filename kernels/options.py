@@ -49,10 +49,14 @@ def check_attention(
     assert row_count == work.positions.shape[0], (row_count, work.positions.shape)
     for tensor in (layer.keys, work.rows):
         assert tensor.device == query.device, (tensor.device, query.device)
-    group_size = head_count // layer.head_count
-    assert work.narrow_row_count == tiling.narrow.query_row_count(group_size), "work of this tiling"
-    assert work.wide_row_count == tiling.wide.query_row_count(group_size), "work of this tiling"
-    assert work.window_token_count == options.window_token_count, "work of this window"
+    group_size, sizes = head_count // layer.head_count, work.sizes
+    for tile, planned_row_count in (
+        (tiling.narrow, sizes.narrow_row_count),
+        (tiling.wide, sizes.wide_row_count),
+        (tiling.whole, sizes.whole_row_count),
+    ):
+        assert planned_row_count == tile.query_row_count(group_size), (tile, sizes)
+    assert sizes.window_token_count == options.window_token_count, (sizes, options)
     assert options.softcap is None or options.softcap > 0, options.softcap
     if options.sinks is not None:
         assert options.sinks.shape == (head_count,), (options.sinks.shape, head_count)

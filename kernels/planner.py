@@ -13,36 +13,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from prefixd.kernels.grouping import Units, group_units
-from prefixd.kernels.tiling import SPLIT_TOKEN_COUNT, Tiling
-from prefixd.kernels.work_list import Int32Array, Int64Array, PassLayout, WorkList, ranks_within
-
-LONG_QUERY_ROW_COUNT = 256
-"""A sequence with so many rows in a pass fills the device by itself and is not split."""
+from prefixd.kernels.tiling import Tiling
+from prefixd.kernels.work_list import (
+    Int32Array,
+    Int64Array,
+    PassLayout,
+    PlanSizes,
+    WorkList,
+    ranks_within,
+)
 
 POSITION_MAX = 2**31 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class PlanSizes:
-    """What a work list depends on beside its pass.
-
-    Attributes:
-        narrow_row_count, wide_row_count: rows that fit in an item of either kind.
-        split_token_count: positions per split.
-        window_token_count: of the layers that it serves.
-        long_query_row_count: sequences with at least so many rows are not split.
-    """
-
-    narrow_row_count: int
-    wide_row_count: int
-    split_token_count: int = SPLIT_TOKEN_COUNT
-    window_token_count: int | None = None
-    long_query_row_count: int = LONG_QUERY_ROW_COUNT
-
-    def __post_init__(self) -> None:
-        assert 1 <= self.narrow_row_count <= self.wide_row_count, self
-        assert self.split_token_count >= 1, self
-        assert self.window_token_count is None or self.window_token_count >= 1, self
 
 
 def plan_sizes(tiling: Tiling, *, group_size: int, window_token_count: int | None) -> PlanSizes:
@@ -56,6 +37,7 @@ def plan_sizes(tiling: Tiling, *, group_size: int, window_token_count: int | Non
     return PlanSizes(
         narrow_row_count=tiling.narrow.query_row_count(group_size),
         wide_row_count=tiling.wide.query_row_count(group_size),
+        whole_row_count=tiling.whole.query_row_count(group_size),
         split_token_count=tiling.split_token_count,
         window_token_count=window_token_count,
     )
@@ -121,9 +103,7 @@ def plan_work(layout: PassLayout, sizes: PlanSizes) -> WorkList:
         partial_count=len(split_rows),
         reductions=reductions,
         partial_order=partial_order,
-        window_token_count=sizes.window_token_count,
-        narrow_row_count=sizes.narrow_row_count,
-        wide_row_count=sizes.wide_row_count,
+        sizes=sizes,
     )
 
 
@@ -205,15 +185,15 @@ def _whole_items(
     (sequences,) = np.nonzero(layout.query_token_counts >= sizes.long_query_row_count)
     row_counts = layout.query_token_counts[sequences]
     rows = np.repeat(layout.query_starts[sequences], row_counts) + ranks_within(row_counts)
-    counts = -(-row_counts // sizes.wide_row_count)
-    offsets = ranks_within(counts) * sizes.wide_row_count
+    counts = -(-row_counts // sizes.whole_row_count)
+    offsets = ranks_within(counts) * sizes.whole_row_count
     list_starts = row_start + np.cumsum(row_counts) - row_counts
     items = np.empty((len(offsets), 5), np.int32)
     items[:, 0] = np.repeat(sequences, counts)
     items[:, 1] = 0
     items[:, 2] = POSITION_MAX
     items[:, 3] = np.repeat(list_starts, counts) + offsets
-    items[:, 4] = np.minimum(np.repeat(row_counts, counts) - offsets, sizes.wide_row_count)
+    items[:, 4] = np.minimum(np.repeat(row_counts, counts) - offsets, sizes.whole_row_count)
     # The longest first: short ones then fill the gaps at the end.
     lengths = np.repeat(layout.start_positions[sequences], counts) + offsets
     return items[np.argsort(-lengths, kind="stable")], rows

@@ -6,13 +6,10 @@ between a narrow and a wide tile. Every entry compiles without spills for the ta
 ``prefixd.kernels.report``, which fails where one does not.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 SPLIT_TOKEN_COUNT = 512
 """Positions of one split; splits begin at absolute multiples of it, whatever the batch."""
-
-ROW_TILE_NARROW = 16
-ROW_TILE_WIDE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,22 +35,29 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """Tiles of a layer's geometry: narrow for few rows per KV range, wide for many."""
+    """Tiles of a layer's geometry.
+
+    Attributes:
+        narrow: for splits that few rows read, as in decode.
+        wide: for splits that many rows read, as in decode over a shared prefix.
+        whole: for long queries, which are not split.
+        split_token_count: positions of one split.
+    """
 
     narrow: Tile
     wide: Tile
+    whole: Tile
     split_token_count: int = SPLIT_TOKEN_COUNT
 
 
-# (widest head up to, bytes per query element) to (narrow key tile, warps, stages) and the same of
-# the wide tile. float32 has half as many elements in the same registers and shared memory.
+# By widest head up to and bytes per query element: narrow, wide, whole.
 _TILES = {
-    (64, 2): ((64, 4, 3), (64, 4, 3)),
-    (128, 2): ((64, 4, 3), (64, 8, 2)),
-    (256, 2): ((32, 4, 2), (32, 8, 2)),
-    (64, 4): ((32, 4, 2), (32, 4, 2)),
-    (128, 4): ((32, 4, 2), (32, 8, 2)),
-    (256, 4): ((16, 4, 2), (16, 8, 2)),
+    (64, 2): (Tile(16, 64, 4, 3), Tile(64, 64, 4, 3), Tile(128, 64, 4, 3)),
+    (128, 2): (Tile(16, 64, 4, 3), Tile(64, 64, 8, 2), Tile(128, 64, 8, 2)),
+    (256, 2): (Tile(16, 32, 4, 2), Tile(64, 32, 8, 2), Tile(64, 32, 8, 2)),
+    (64, 4): (Tile(16, 32, 4, 2), Tile(64, 32, 4, 2), Tile(64, 32, 4, 2)),
+    (128, 4): (Tile(16, 32, 4, 2), Tile(64, 32, 8, 2), Tile(64, 32, 8, 2)),
+    (256, 4): (Tile(16, 16, 4, 2), Tile(64, 16, 8, 2), Tile(64, 16, 8, 2)),
 }
 
 HEAD_WIDTH_MAX = 256
@@ -76,10 +80,10 @@ def tiling_for(*, head_width: int, group_size: int, bytes_per_element: int) -> T
     assert 0 < head_width <= HEAD_WIDTH_MAX, f"heads of {head_width} elements have no tiles"
     assert group_size >= 1, group_size
     width = max(64, power_of_two_at_least(head_width))
-    narrow, wide = _TILES[width, bytes_per_element]
     # A tile holds at least one row with all its heads.
     row_tile_min = power_of_two_at_least(group_size)
-    return Tiling(
-        Tile(max(ROW_TILE_NARROW, row_tile_min), *narrow),
-        Tile(max(ROW_TILE_WIDE, row_tile_min), *wide),
+    narrow, wide, whole = (
+        replace(tile, row_tile=max(tile.row_tile, row_tile_min))
+        for tile in _TILES[width, bytes_per_element]
     )
+    return Tiling(narrow, wide, whole)

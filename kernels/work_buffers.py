@@ -15,6 +15,7 @@ from prefixd.kernels.work_list import (
     REDUCTION_FIELDS,
     Int32Array,
     PassLayout,
+    PlanSizes,
     WorkList,
 )
 
@@ -57,7 +58,7 @@ class WorkTensors:
         block_tables: (sequences, blocks).
         block_size: slots per block.
         block_count: blocks of the pool.
-        window_token_count, narrow_row_count, wide_row_count: see ``WorkList``.
+        sizes: what the list was made for.
     """
 
     narrow_items: Tensor
@@ -70,9 +71,7 @@ class WorkTensors:
     block_tables: Tensor
     block_size: int
     block_count: int
-    window_token_count: int | None
-    narrow_row_count: int
-    wide_row_count: int
+    sizes: PlanSizes
 
     @property
     def partial_count(self) -> int:
@@ -96,7 +95,7 @@ def capacity_of(layout: PassLayout, work: WorkList) -> WorkCapacity:
 
 
 class WorkBuffers:
-    """Static buffers for work lists of one block size, pool and set of plan sizes.
+    """Static buffers for work lists of one block size, pool and plan sizes.
 
     Invariants: the tensors never move and never change size; padding does nothing.
     """
@@ -107,9 +106,7 @@ class WorkBuffers:
         *,
         block_size: int,
         block_count: int,
-        window_token_count: int | None,
-        narrow_row_count: int,
-        wide_row_count: int,
+        sizes: PlanSizes,
         device: torch.device,
     ) -> None:
         self.capacity = capacity
@@ -124,30 +121,28 @@ class WorkBuffers:
             "block_tables": (capacity.sequences, capacity.blocks_per_sequence),
         }
         # Each part begins at a multiple of 16 bytes, as the kernels' vector loads like it.
-        sizes = {name: int(np.prod(shape)) for name, shape in shapes.items()}
+        lengths = {name: int(np.prod(shape)) for name, shape in shapes.items()}
         starts, end = {}, 0
-        for name, size in sizes.items():
+        for name, length in lengths.items():
             starts[name] = end
-            end += -(-size // 4) * 4
+            end += -(-length // 4) * 4
         self._host = torch.zeros(end, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._device = torch.zeros(end, dtype=torch.int32, device=device)
         host = self._host.numpy()
 
         def part(buffer: Tensor, name: str) -> Tensor:
             start = starts[name]
-            return buffer[start : start + sizes[name]].view(shapes[name])
+            return buffer[start : start + lengths[name]].view(shapes[name])
 
         self._parts: dict[str, Int32Array] = {
-            name: host[starts[name] : starts[name] + sizes[name]].reshape(shapes[name])
+            name: host[starts[name] : starts[name] + lengths[name]].reshape(shapes[name])
             for name in shapes
         }
         self.tensors = WorkTensors(
             **{name: part(self._device, name) for name in shapes},
             block_size=block_size,
             block_count=block_count,
-            window_token_count=window_token_count,
-            narrow_row_count=narrow_row_count,
-            wide_row_count=wide_row_count,
+            sizes=sizes,
         )
 
     def load(self, layout: PassLayout, work: WorkList) -> WorkTensors:
@@ -176,9 +171,7 @@ class WorkBuffers:
         tensors = self.tensors
         assert layout.block_size == tensors.block_size, (layout.block_size, tensors.block_size)
         assert layout.block_count == tensors.block_count, (layout.block_count, tensors.block_count)
-        assert work.window_token_count == tensors.window_token_count, "buffers of this window"
-        assert work.narrow_row_count == tensors.narrow_row_count, "buffers of this tiling"
-        assert work.wide_row_count == tensors.wide_row_count, "buffers of this tiling"
+        assert work.sizes == tensors.sizes, (work.sizes, tensors.sizes)
         needed = capacity_of(layout, work)
         for field in fields(WorkCapacity):
             count, capacity = getattr(needed, field.name), getattr(self.capacity, field.name)
@@ -192,9 +185,7 @@ def work_tensors(layout: PassLayout, work: WorkList, *, device: torch.device) ->
         capacity_of(layout, work),
         block_size=layout.block_size,
         block_count=layout.block_count,
-        window_token_count=work.window_token_count,
-        narrow_row_count=work.narrow_row_count,
-        wide_row_count=work.wide_row_count,
+        sizes=work.sizes,
         device=device,
     )
     return buffers.load(layout, work)

@@ -5,14 +5,44 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from prefixd.kernels.tiling import SPLIT_TOKEN_COUNT
+
 Int32Array = NDArray[np.int32]
 Int64Array = NDArray[np.int64]
+
+LONG_QUERY_ROW_COUNT = 256
+"""A sequence with so many rows in a pass fills the device by itself and is not split."""
 
 ITEM_FIELDS = ("table_row", "first_position", "end_position", "row_start", "row_count")
 """Columns of an item; rows ``row_start`` to ``row_start + row_count`` of the row list read it."""
 
 REDUCTION_FIELDS = ("row", "partial_start", "partial_end")
 """Columns of a reduction: entries of the partial order that add up to the row."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSizes:
+    """What a work list depends on beside its pass.
+
+    Attributes:
+        narrow_row_count, wide_row_count, whole_row_count: rows that fit in an item of each kind.
+        split_token_count: positions per split.
+        window_token_count: of the layers that it serves.
+        long_query_row_count: sequences with at least so many rows are not split.
+    """
+
+    narrow_row_count: int
+    wide_row_count: int
+    whole_row_count: int
+    split_token_count: int = SPLIT_TOKEN_COUNT
+    window_token_count: int | None = None
+    long_query_row_count: int = LONG_QUERY_ROW_COUNT
+
+    def __post_init__(self) -> None:
+        assert 1 <= self.narrow_row_count <= self.wide_row_count, self
+        assert self.whole_row_count >= 1, self
+        assert self.split_token_count >= 1, self
+        assert self.window_token_count is None or self.window_token_count >= 1, self
 
 
 class BlockIdOutOfRange(ValueError):
@@ -102,8 +132,7 @@ class WorkList:
         partial_count: how many of ``rows`` belong to split items.
         reductions: int32 (rows in split items and padding rows, fields).
         partial_order: int32 (partials,): grouped by row, each row's in order of position.
-        window_token_count: the window that it was made for.
-        narrow_row_count, wide_row_count: rows that an item of either kind holds at most.
+        sizes: what it was made for.
     """
 
     narrow_items: Int32Array
@@ -113,9 +142,7 @@ class WorkList:
     partial_count: int
     reductions: Int32Array
     partial_order: Int32Array
-    window_token_count: int | None
-    narrow_row_count: int
-    wide_row_count: int
+    sizes: PlanSizes
 
 
 def ranks_within(counts: Int64Array) -> Int64Array:

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefixd.kernels.planner import Planner, PlanSizes, plan_work
-from prefixd.kernels.work_list import BlockIdOutOfRange, PassLayout, WorkList
+from prefixd.kernels.planner import Planner, plan_work
+from prefixd.kernels.work_list import BlockIdOutOfRange, PassLayout, PlanSizes, WorkList
 from tests.kernels.paged import make_layout
 
-SIZES = PlanSizes(4, 16, split_token_count=32)
+SIZES = PlanSizes(4, 16, 8, split_token_count=32)
 
 
 def read_pairs(layout: PassLayout, work: WorkList, sizes: PlanSizes) -> list[tuple[int, int, int]]:
@@ -90,11 +90,15 @@ def test_every_row_reads_what_it_sees_once(
     layout: PassLayout, window: int | None, long_query_row_count: int, narrow_row_count: int
 ) -> None:
     """Whatever the tables share: each (row, position) is read once, from the row's own block."""
-    sizes = PlanSizes(narrow_row_count, 16, 32, window, long_query_row_count)
+    sizes = PlanSizes(narrow_row_count, 16, 8, 32, window, long_query_row_count)
     work = plan_work(layout, sizes)
     assert wanted_pairs(layout, sizes) == read_pairs(layout, work, sizes)
     check_reductions(layout, work)
-    for items, row_count_max in ((work.narrow_items, narrow_row_count), (work.wide_items, 16)):
+    for items, row_count_max in (
+        (work.narrow_items, narrow_row_count),
+        (work.wide_items, 16),
+        (work.whole_items, 8),
+    ):
         assert (items[:, 4] >= 1).all()
         assert (items[:, 4] <= row_count_max).all()
 

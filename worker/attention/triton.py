@@ -10,10 +10,10 @@ from triton import knobs
 from prefixd.kernels.attention import paged_attention
 from prefixd.kernels.layer_kv import LayerKv
 from prefixd.kernels.options import AttentionOptions
-from prefixd.kernels.planner import Planner, PlanSizes, plan_sizes
+from prefixd.kernels.planner import Planner, plan_sizes
 from prefixd.kernels.tiling import tiling_for
 from prefixd.kernels.work_buffers import WorkTensors, work_tensors
-from prefixd.kernels.work_list import PassLayout
+from prefixd.kernels.work_list import PassLayout, PlanSizes
 from prefixd.worker.attention.batch import AttentionBatch
 from prefixd.worker.attention.registry import BackendUnavailable
 from prefixd.worker.attention.seam import LayerTraits

@@ -10,7 +10,7 @@ from torch import Tensor
 from prefixd.kernels import attention, reference
 from prefixd.kernels.layer_kv import LayerKv
 from prefixd.kernels.options import AttentionOptions
-from prefixd.kernels.planner import PlanSizes, plan_work
+from prefixd.kernels.planner import plan_work
 from prefixd.kernels.tiling import Tile, Tiling
 from prefixd.kernels.work_buffers import (
     WorkBuffers,
@@ -19,13 +19,14 @@ from prefixd.kernels.work_buffers import (
     capacity_of,
     work_tensors,
 )
-from prefixd.kernels.work_list import PassLayout, WorkList
+from prefixd.kernels.work_list import PassLayout, PlanSizes, WorkList
 from tests.kernels.paged import Geometry, Scene, exact_answer, make_layout, make_scene
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 SPLIT = 32
-TILING = Tiling(Tile(16, 16, 4, 2), Tile(32, 16, 4, 2), split_token_count=SPLIT)
+TILING = Tiling(Tile(16, 16, 4, 2), Tile(32, 16, 4, 2), Tile(32, 16, 4, 2), split_token_count=SPLIT)
 CPU = torch.device("cpu")
+SIZES = PlanSizes(8, 16, 16, SPLIT, long_query_row_count=8)
 PLAIN = AttentionOptions(scaling=0.25)
 
 # Two decodes that share one split, a lone decode, and a small chunk.
@@ -46,6 +47,7 @@ def work_of(scene: Scene, options: AttentionOptions, *, long_query_row_count: in
     sizes = PlanSizes(
         TILING.narrow.query_row_count(group_size),
         TILING.wide.query_row_count(group_size),
+        TILING.whole.query_row_count(group_size),
         SPLIT,
         options.window_token_count,
         long_query_row_count,
@@ -165,7 +167,7 @@ def test_groups(query_heads: int, kv_heads: int) -> None:
     scene = make_scene(layout, Geometry(query_heads, kv_heads))
     if query_heads // kv_heads > TILING.narrow.row_tile:
         tiling = replace(TILING, narrow=TILING.wide)
-        sizes = PlanSizes(1, 1, SPLIT)
+        sizes = PlanSizes(1, 1, 1, SPLIT)
         tensors = work_tensors(layout, plan_work(layout, sizes), device=CPU)
         actual = attention.paged_attention(scene.query, scene.layer, tensors, PLAIN, tiling)
         expected = exact_answer(scene, PLAIN).float()
@@ -227,9 +229,7 @@ def test_static_buffers_with_room_to_spare() -> None:
         capacity,
         block_size=8,
         block_count=large.block_count,
-        window_token_count=None,
-        narrow_row_count=8,
-        wide_row_count=16,
+        sizes=SIZES,
         device=CPU,
     )
     for layout in (large, small):
@@ -250,21 +250,19 @@ def test_a_pass_too_large_for_its_buffers_is_refused() -> None:
     """The error names what does not fit; the buffers keep what they held."""
     small = make_layout([(1, 8)], block_size=8)
     large = make_layout([(1, 8), (1, 8)], block_size=8)
-    work = plan_work(small, PlanSizes(8, 16, SPLIT))
+    work = plan_work(small, SIZES)
     tensors_before = work_tensors(small, work, device=CPU)
     buffers = WorkBuffers(
         capacity_of(small, work),
         block_size=8,
         block_count=large.block_count,
-        window_token_count=None,
-        narrow_row_count=8,
-        wide_row_count=16,
+        sizes=SIZES,
         device=CPU,
     )
     small = replace(small, block_count=large.block_count)
     buffers.load(small, work)
     with pytest.raises(WorkTooLarge) as caught:
-        buffers.load(large, plan_work(large, PlanSizes(8, 16, SPLIT)))
+        buffers.load(large, plan_work(large, SIZES))
     assert ("rows", 2, 1) == (caught.value.name, caught.value.needed, caught.value.capacity)
     assert torch.equal(tensors_before.block_tables, buffers.tensors.block_tables)
 
