@@ -53,11 +53,9 @@ def library_chain(algorithm: str, token_ids: TokenArray) -> bytes:
 
 def core_chain(hasher: Hasher, token_ids: TokenArray) -> bytes:
     """Computes the digests of a prompt's blocks with the core; returns the last."""
-    parent = hasher.root
-    tokens = token_ids.tolist()
-    for start in range(0, len(tokens), BLOCK_SIZE):
-        parent = hasher.block_hash(parent, tokens[start : start + BLOCK_SIZE])
-    return parent
+    extra_keys = [()] * (len(token_ids) // BLOCK_SIZE)
+    digests = hasher.chain(hasher.root, token_ids.tobytes(), extra_keys)
+    return digests[-len(hasher.root) :]
 
 
 def hashing_figures() -> list[Figure]:
