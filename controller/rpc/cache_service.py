@@ -68,7 +68,7 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):
             session_token=request.session_token,
             now_ms=self._clock(),
         )
-        return self._apply_step(pool, request)
+        return self._apply_step(pool, request).step
 
     async def MatchPrefix(
         self, request: cache_pb2.MatchPrefixRequest, context: Any
@@ -85,5 +85,5 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):
             epoch=pool.epoch,
         )
 
-    def _apply_step(self, pool: Pool, request: cache_pb2.StepRequest) -> cache_pb2.StepResponse:
+    def _apply_step(self, pool: Pool, request: cache_pb2.StepRequest) -> cache_pb2.SessionResponse:
         return self._steps.apply(pool, request, now_ms=self._clock())

@@ -1,7 +1,7 @@
 """Replies to steps: core to protobuf.
 
 Messages are filled in place: a message given to another's constructor would be copied, once per
-level. Columns travel as Python lists, which protobuf copies fastest.
+level.
 """
 
 from collections.abc import Iterable
@@ -19,14 +19,25 @@ from prefixd.controller.core.messages import (
     SequencePlan,
     StepReply,
 )
-from prefixd.v1 import cache_pb2, errors_pb2
+from prefixd.controller.rpc.packed import PackedColumn
+from prefixd.v1 import cache_pb2, errors_pb2, types_pb2
+
+APPENDED_BLOCK_IDS = PackedColumn(cache_pb2.GroupPlan, "block_ids")
+NEW_BLOCK_IDS = PackedColumn(cache_pb2.BlockColumn, "block_ids")
+FIRST_SLOTS = PackedColumn(types_pb2.SlotRuns, "first_slots")
+SLOT_COUNTS = PackedColumn(types_pb2.SlotRuns, "slot_counts")
 
 
-def step_message(reply: StepReply) -> cache_pb2.StepResponse:
-    """Converts a reply."""
-    message = cache_pb2.StepResponse(
-        step_id=reply.step_id, available_block_count=reply.available_block_count
-    )
+def session_message(reply: StepReply) -> cache_pb2.SessionResponse:
+    """Converts a reply to the message that carries it on a session."""
+    message = cache_pb2.SessionResponse()
+    _fill_step(message.step, reply)
+    return message
+
+
+def _fill_step(message: cache_pb2.StepResponse, reply: StepReply) -> None:
+    message.step_id = reply.step_id
+    message.available_block_count = reply.available_block_count
     for outcome in reply.outcomes:
         _fill_outcome(message.outcomes.add(), outcome)
     for cut in reply.cut_sequences:
@@ -35,7 +46,6 @@ def step_message(reply: StepReply) -> cache_pb2.StepResponse:
             known_count=cut.known_count,
             scheduled_count=cut.scheduled_count,
         )
-    return message
 
 
 def reason_value(reason: str) -> errors_pb2.ErrorReason.ValueType:
@@ -76,15 +86,15 @@ def _fill_plan(message: cache_pb2.SequencePlan, plan: SequencePlan) -> None:
     message.scheduled.end_token = plan.scheduled.end_token
     for group in plan.groups:
         group_message = message.groups.add(start_block=group.start_block)
-        group_message.block_ids.extend(group.block_ids.tolist())
-        group_message.slots.first_slots.extend(group.slots.first_slots.tolist())
-        group_message.slots.slot_counts.extend(group.slots.slot_counts.tolist())
+        APPENDED_BLOCK_IDS.append(group_message, group.block_ids)
+        FIRST_SLOTS.append(group_message.slots, group.slots.first_slots)
+        SLOT_COUNTS.append(group_message.slots, group.slots.slot_counts)
     _fill_copies(message, plan.copies)
 
 
 def _fill_decode(message: cache_pb2.DecodeOutcome, outcome: DecodeOutcome) -> None:
     for column in outcome.new_block_ids:
-        message.new_blocks.add().block_ids.extend(column.tolist())
+        NEW_BLOCK_IDS.append(message.new_blocks.add(), column)
     for deferred in outcome.deferred_rows:
         message.deferred_rows.add(
             row=deferred.row,

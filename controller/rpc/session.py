@@ -15,7 +15,7 @@ from prefixd.v1 import cache_pb2
 Context = grpc.aio.ServicerContext[cache_pb2.SessionRequest, cache_pb2.SessionResponse]
 END_OF_STREAM: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 """What a read returns once the client sends nothing more; absent from the stubs."""
-ApplyStep = Callable[[Pool, cache_pb2.StepRequest], cache_pb2.StepResponse]
+ApplyStep = Callable[[Pool, cache_pb2.StepRequest], cache_pb2.SessionResponse]
 
 
 async def read_start(context: Context) -> cache_pb2.SessionStart:
@@ -100,7 +100,7 @@ class SessionStream:
         step = request.step
         try:
             self._check_address(step)
-            return cache_pb2.SessionResponse(step=self._apply_step(self._pool, step))
+            return self._apply_step(self._pool, step)
         except CacheError as error:
             return cache_pb2.SessionResponse(error=step_error(error, step_id=step.step_id))
 

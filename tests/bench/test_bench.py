@@ -8,10 +8,7 @@ from rich.console import Console
 
 from bench.figures import Figure
 from bench.measure import Samples, Timed, in_turns, ratio_of
-from bench.prompts import Prompts
 from bench.report import print_table, write_json
-from bench.rpc import TOKEN_IDS_FIELD, packed_tokens
-from prefixd.v1 import cache_pb2
 
 FAST = Figure("fast", 50, "us", baseline="slow", baseline_value=100, ratio=0.5, target=0.7)
 SLOW = Figure("slow", 100, "us", baseline="fast", baseline_value=50, ratio=2.0, target=0.7)
@@ -75,12 +72,3 @@ def test_json_holds_machine_and_verdicts(tmp_path: Path) -> None:
     document = json.loads(path.read_text())
     assert document["machine"] == {"cpu_count": 2}
     assert [figure["met"] for figure in document["figures"]] == [True, False]
-
-
-@pytest.mark.parametrize("token_count", [1, 31, 32, 33, 4_096, 8_192])
-def test_packed_tokens_are_the_field_on_the_wire(token_count: int) -> None:
-    """Merging the packed column equals filling the field token by token."""
-    token_ids = Prompts(seed=1).next(token_count)
-    packed = cache_pb2.OpenEntry()
-    packed.MergeFromString(packed_tokens(TOKEN_IDS_FIELD, token_ids))
-    assert packed == cache_pb2.OpenEntry(token_ids=token_ids.tolist())

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from prefixd.v1 import cache_pb2, errors_pb2, types_pb2
 from prefixd.worker.plan_check import PlanInvalid
+from prefixd.worker.rpc.packed import PackedColumn
 from prefixd.worker.step import (
     Awaiting,
     CloseReason,
@@ -26,6 +27,13 @@ CLOSE_REASONS = {
     CloseReason.ABORTED: types_pb2.CLOSE_REASON_ABORTED,
     CloseReason.PREEMPTED: types_pb2.CLOSE_REASON_PREEMPTED,
 }
+DECODE_HANDLES = PackedColumn(cache_pb2.DecodeEntry, "handles")
+DECODE_SCHEDULED_COUNTS = PackedColumn(cache_pb2.DecodeEntry, "scheduled_count_before")
+DECODE_KNOWN_COUNTS = PackedColumn(cache_pb2.DecodeEntry, "known_count_before")
+DECODE_TOKEN_COUNTS = PackedColumn(cache_pb2.DecodeEntry, "token_counts")
+DECODE_TOKEN_IDS = PackedColumn(cache_pb2.DecodeEntry, "token_ids")
+EXTEND_TOKEN_IDS = PackedColumn(cache_pb2.ExtendEntry, "token_ids")
+OPEN_TOKEN_IDS = PackedColumn(cache_pb2.OpenEntry, "token_ids")
 
 
 def step_request(
@@ -44,11 +52,11 @@ def step_request(
         entry.handle = close.handle
         entry.reason = CLOSE_REASONS[close.reason]
     if draft.decode_rows:
-        request.entries.add().decode.CopyFrom(_decode_entry(draft.decode_rows))
+        _fill_decode(request.entries.add().decode, draft.decode_rows)
     for extend in draft.extends:
-        request.entries.add().extend.CopyFrom(_extend_entry(extend))
+        _fill_extend(request.entries.add().extend, extend)
     for opening in draft.opens:
-        request.entries.add().open.CopyFrom(_open_entry(opening))
+        _fill_open(request.entries.add().open, opening)
     return request
 
 
@@ -87,42 +95,35 @@ def reason_name(reason: errors_pb2.ErrorReason.ValueType) -> str:
         return f"UNKNOWN_{reason}"
 
 
-def _decode_entry(rows: tuple[DecodeRow, ...]) -> cache_pb2.DecodeEntry:
+def _fill_decode(entry: cache_pb2.DecodeEntry, rows: tuple[DecodeRow, ...]) -> None:
     positions = [row.position for row in rows]
-    return cache_pb2.DecodeEntry(
-        handles=[row.handle for row in rows],
-        scheduled_count_before=positions,
-        known_count_before=positions,
-        token_counts=[1] * len(rows),
-        token_ids=[row.token_id for row in rows],
-    )
+    DECODE_HANDLES.append(entry, [row.handle for row in rows])
+    DECODE_SCHEDULED_COUNTS.append(entry, positions)
+    DECODE_KNOWN_COUNTS.append(entry, positions)
+    DECODE_TOKEN_COUNTS.append(entry, [1] * len(rows))
+    DECODE_TOKEN_IDS.append(entry, [row.token_id for row in rows])
 
 
-def _extend_entry(extend: Extend) -> cache_pb2.ExtendEntry:
-    return cache_pb2.ExtendEntry(
-        handle=extend.handle,
-        known_count_before=extend.known_count_before,
-        scheduled_count_before=extend.scheduled_count_before,
-        token_ids=extend.token_ids,
-        schedule_token_count_max=extend.schedule_token_count_max,
-    )
+def _fill_extend(entry: cache_pb2.ExtendEntry, extend: Extend) -> None:
+    entry.handle = extend.handle
+    entry.known_count_before = extend.known_count_before
+    entry.scheduled_count_before = extend.scheduled_count_before
+    EXTEND_TOKEN_IDS.append(entry, extend.token_ids)
+    entry.schedule_token_count_max = extend.schedule_token_count_max
 
 
-def _open_entry(opening: Open) -> cache_pb2.OpenEntry:
+def _fill_open(entry: cache_pb2.OpenEntry, opening: Open) -> None:
     sequence = opening.sequence
-    entry = cache_pb2.OpenEntry(
-        handle=opening.handle,
-        token_ids=opening.token_ids,
-        sequence_id=sequence.sequence_id,
-        schedule_token_count_max=opening.schedule_token_count_max,
-        must_fit_token_count=opening.must_fit_token_count,
-        preemption_count=sequence.preemption_count,
-        skip_cache_read=sequence.skip_cache_read,
-        await_token_count_min=opening.await_token_count_min,
-    )
+    entry.handle = opening.handle
+    OPEN_TOKEN_IDS.append(entry, opening.token_ids)
+    entry.sequence_id = sequence.sequence_id
+    entry.schedule_token_count_max = opening.schedule_token_count_max
+    entry.must_fit_token_count = opening.must_fit_token_count
+    entry.preemption_count = sequence.preemption_count
+    entry.skip_cache_read = sequence.skip_cache_read
+    entry.await_token_count_min = opening.await_token_count_min
     if sequence.cache_salt:
         entry.identity.cache_salt = sequence.cache_salt
-    return entry
 
 
 def _decoded(outcome: cache_pb2.EntryOutcome, *, row_count: int) -> Decoded:
