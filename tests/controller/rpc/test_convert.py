@@ -4,7 +4,7 @@ import pytest
 from prefixd.controller.core import errors, messages
 from prefixd.controller.rpc.convert_identity import identity_message, identity_value
 from prefixd.controller.rpc.convert_pool import duration_message, duration_ms, pool_spec_value
-from prefixd.controller.rpc.convert_reply import step_message
+from prefixd.controller.rpc.convert_reply import session_message
 from prefixd.controller.rpc.convert_step import step_value
 from prefixd.v1 import cache_pb2, errors_pb2, pool_pb2, types_pb2
 
@@ -186,7 +186,7 @@ def test_reply_carries_every_kind_of_outcome():
         cut_sequences=(messages.CutSequence(messages.Handle(1), 9, 4),),
         available_block_count=12,
     )
-    message = step_message(reply)
+    message = session_message(reply).step
     assert (message.step_id, message.available_block_count) == (9, 12)
     kinds = [outcome.WhichOneof("outcome") for outcome in message.outcomes]
     assert kinds == ["close", "decode", "extend", "fork", "open", "refusal", "await_prefix"]
