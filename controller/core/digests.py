@@ -1,7 +1,6 @@
-"""Computing the digests of indexed blocks, in slices or when they are read."""
+"""Computing the digests of indexed blocks, in slices or when their blocks are published."""
 
 from prefixd.controller.core.hashing import ExtraKeys, Hasher
-from prefixd.controller.core.index import PrefixIndex
 from prefixd.controller.core.messages import BlockHash
 from prefixd.controller.core.node import Node, Root
 
@@ -9,17 +8,30 @@ from prefixd.controller.core.node import Node, Root
 class DigestWork:
     """Fills in the digests that matching and allocation did not need.
 
-    Invariant: the digests of a node are a prefix of its blocks, and a node has some only where its
-    parent has all.
+    Invariants: the digests of a node are a prefix of its blocks and cover all published ones; a
+    node has some only where its parent has all; `unhashed` has exactly the nodes with missing ones.
     """
 
-    def __init__(self, index: PrefixIndex, hasher: Hasher) -> None:
-        self._index = index
+    def __init__(self, hasher: Hasher, *, block_bytes: int) -> None:
+        self.unhashed: dict[Node, None] = {}
+        self.digest_size = hasher.algorithm.digest_size
         self._hasher = hasher
+        self._block_bytes = block_bytes
+
+    def note(self, node: Node) -> None:
+        """Find out whether a node that changed lacks digests."""
+        if len(node.digests) < node.block_count * self.digest_size:
+            self.unhashed[node] = None
+        else:
+            self.unhashed.pop(node, None)
+
+    def forget(self, node: Node) -> None:
+        """Drop a node that left the index."""
+        self.unhashed.pop(node, None)
 
     def hash_slice(self, block_count_max: int) -> bool:
         """Compute up to that many missing digests; True while some are left."""
-        unhashed = self._index.unhashed
+        unhashed = self.unhashed
         left_count = block_count_max
         while unhashed and left_count > 0:
             node = self._topmost(next(iter(unhashed)))
@@ -33,10 +45,14 @@ class DigestWork:
 
     def digest(self, node: Node, offset: int) -> BlockHash:
         """Return the digest of a node's block, computing what is missing up to it."""
-        size = self._index.digest_size
-        while len(node.digests) < (offset + 1) * size:
-            self._hash(self._topmost(node), node.block_count + offset + 1)
+        self.complete(node, offset + 1)
+        size = self.digest_size
         return BlockHash(bytes(node.digests[offset * size : (offset + 1) * size]))
+
+    def complete(self, node: Node, block_count: int) -> None:
+        """Compute what is missing of the digests of a node's first blocks."""
+        while len(node.digests) < block_count * self.digest_size:
+            self._hash(self._topmost(node), node.block_count + block_count)
 
     def parent_digest(self, node: Node, offset: int) -> BlockHash | None:
         """Return the digest of the block before, None for a sequence's first block."""
@@ -51,7 +67,7 @@ class DigestWork:
         topmost = node
         while isinstance(node.parent, Node):
             node = node.parent
-            if node in self._index.unhashed:
+            if node in self.unhashed:
                 topmost = node
         return topmost
 
@@ -60,17 +76,15 @@ class DigestWork:
         return self._chain(node, start=0, end=block_count)
 
     def _hash(self, node: Node, block_count_max: int) -> int:
-        index = self._index
-        start = len(node.digests) // index.digest_size
+        start = len(node.digests) // self.digest_size
         end = min(node.block_count, start + block_count_max)
         node.digests += self._chain(node, start=start, end=end)
         if end == node.block_count:
-            del index.unhashed[node]
+            del self.unhashed[node]
         return end - start
 
     def _chain(self, node: Node, *, start: int, end: int) -> bytes:
-        index = self._index
-        size = index.digest_size
+        size = self.digest_size
         if start > 0:
             parent_digest = bytes(node.digests[(start - 1) * size : start * size])
         elif isinstance(node.parent, Node):
@@ -79,21 +93,17 @@ class DigestWork:
             parent_digest = self._hasher.root
         return self._hasher.chain(
             BlockHash(parent_digest),
-            bytes(node.tokens[start * index.block_bytes : end * index.block_bytes]),
+            bytes(node.tokens[start * self._block_bytes : end * self._block_bytes]),
             self._extra_keys(node, start=start, end=end),
         )
 
     def _extra_keys(self, node: Node, *, start: int, end: int) -> list[ExtraKeys]:
-        top = node
-        while isinstance(top.parent, Node):
-            top = top.parent
-        assert isinstance(top.parent, Root)
-        root_key = top.parent.root_key
+        root_key = node.root.root_key
         later_keys = root_key.extra_keys((), is_first_block=False)
         extra_keys = [later_keys] * (end - start)
         for offset, varied_keys in node.varied_keys.items():
             if start <= offset < end:
                 extra_keys[offset - start] = root_key.extra_keys(varied_keys, is_first_block=False)
-        if node is top and start == 0:
+        if start == 0 and isinstance(node.parent, Root):
             extra_keys[0] = root_key.extra_keys(node.varied_keys.get(0, ()), is_first_block=True)
         return extra_keys

@@ -157,6 +157,12 @@ class Draining(CacheError):
     reason = "DRAINING"
 
 
+class EventsCompacted(CacheError):
+    """The requested events are no longer kept; the watcher lists again."""
+
+    reason = "EVENTS_COMPACTED"
+
+
 class InvariantBroken(CacheError):
     """An invariant of the pool broke; its epoch ends."""
 

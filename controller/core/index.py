@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from prefixd.controller.core import node as nodes
+from prefixd.controller.core.digests import DigestWork
+from prefixd.controller.core.events import EventLog
 from prefixd.controller.core.free_order import FreeOrder
 from prefixd.controller.core.identity import RootKey, SequenceKeys
 from prefixd.controller.core.messages import StepId
@@ -43,20 +45,23 @@ class PrefixIndex:
     """Which block holds which prefix.
 
     Invariants: a published block's parent is published; `published_count` and `pending_count` count
-    the blocks of all lanes; `unhashed` has exactly the nodes with missing digests; `pending_lanes`
-    exactly the lanes with unwritten blocks; no root is without children.
+    the blocks of all lanes; `pending_lanes` has exactly the lanes with unwritten blocks; no root is
+    without children. Whatever changes the published set says so in `events`: a parent is stored
+    before its children and removed behind them (S25).
     """
 
-    def __init__(self, order: FreeOrder, *, block_size: int, digest_size: int) -> None:
+    def __init__(
+        self, order: FreeOrder, digests: DigestWork, events: EventLog, *, block_size: int
+    ) -> None:
         self.roots: dict[RootKey, Root] = {}
         self.published_count = 0
         self.pending_count = 0
-        self.revision = 0
         self.pending_lanes: dict[Lane, None] = {}
-        self.unhashed: dict[Node, None] = {}
         self.block_bytes = block_size * TOKEN_BYTES
-        self.digest_size = digest_size
+        self.digest_size = digests.digest_size
         self._order = order
+        self._digests = digests
+        self._events = events
 
     # Matching.
 
@@ -149,8 +154,8 @@ class PrefixIndex:
             self.pending_lanes[upper.lane] = None
         if not node.lane.pending:
             self.pending_lanes.pop(node.lane, None)
-        self._note_digests(upper)
-        self._note_digests(node)
+        self._digests.note(upper)
+        self._digests.note(node)
         return upper
 
     def merge_only_child(self, node: Node) -> None:
@@ -176,8 +181,8 @@ class PrefixIndex:
         nodes.merge_child(node, child, digest_size=self.digest_size)
         if self.pending_lanes.pop(child.lane, lane) is None:
             self.pending_lanes[lane] = None
-        self.unhashed.pop(child, None)
-        self._note_digests(node)
+        self._digests.forget(child)
+        self._digests.note(node)
 
     # Changing the set of places.
 
@@ -222,7 +227,7 @@ class PrefixIndex:
                     node.varied_keys[at - base] = keys
         node.lane.block_ids.extend(block_ids)
         sequence.indexed_count = end
-        self.unhashed[node] = None
+        self._digests.note(node)
         for step_id, run_end in runs:
             if run_end > start:
                 self._write_later(node.lane, step_id, run_end - base)
@@ -231,9 +236,9 @@ class PrefixIndex:
         covered = lane.pending[-1].end if lane.pending else lane.published_count
         if step_id == EXECUTED:
             assert not lane.pending
-            lane.published_count = end
+            self._publish_up_to(lane, end)
             self.published_count += end - covered
-            self.revision += 1
+            self._events.remove(lane.node, start=0, end=1)
             return
         self.pending_count += end - covered
         if lane.pending and lane.pending[-1].step_id == step_id:
@@ -244,26 +249,38 @@ class PrefixIndex:
         self.pending_lanes[lane] = None
 
     def publish(self, step_id: StepId) -> None:
-        """Publish every block that an executed step wrote."""
+        """Publish every block that an executed step wrote, parents before children."""
         for lane in list(self.pending_lanes):
-            published_count = lane.published_count
-            while lane.pending and lane.pending[0].step_id <= step_id:
-                lane.published_count = lane.pending.pop(0).end
-            if lane.published_count > published_count:
-                self.published_count += lane.published_count - published_count
-                self.pending_count -= lane.published_count - published_count
-                self.revision += 1
-            if not lane.pending:
-                del self.pending_lanes[lane]
+            due = [lane]
+            while (above := _pending_parent(due[-1])) is not None:
+                due.append(above)
+            while due:
+                self._publish_written(due.pop(), step_id)
+
+    def _publish_written(self, lane: Lane, step_id: StepId) -> None:
+        published_count = lane.published_count
+        end = published_count
+        while lane.pending and lane.pending[0].step_id <= step_id:
+            end = lane.pending.pop(0).end
+        if end > published_count:
+            self._publish_up_to(lane, end)
+            self.published_count += end - published_count
+            self.pending_count -= end - published_count
+        if not lane.pending:
+            self.pending_lanes.pop(lane, None)
+
+    def _publish_up_to(self, lane: Lane, end: int) -> None:
+        start = lane.published_count
+        lane.published_count = end
+        self._events.store(lane.node, start=start, end=end)
 
     def publish_whole(self, lane: Lane) -> None:
         """Publish a pending one-block lane whose place a written copy has taken."""
         assert lane.published_count == 0
         lane.pending = []
-        lane.published_count = lane.node.block_count
+        self._publish_up_to(lane, lane.node.block_count)
         self.published_count += lane.published_count
         self.pending_count -= lane.published_count
-        self.revision += 1
         del self.pending_lanes[lane]
 
     def write_again(self, lane: Lane, step_id: StepId) -> None:
@@ -271,7 +288,6 @@ class PrefixIndex:
         if lane.published_count:
             self.published_count -= 1
             self.pending_count += 1
-            self.revision += 1
         lane.published_count = 0
         lane.pending = [PendingRun(step_id, 1)]
         self.pending_lanes[lane] = None
@@ -286,14 +302,15 @@ class PrefixIndex:
         lost_count = max(0, lane.published_count - kept_count)
         self.published_count -= lost_count
         self.pending_count -= block_count - lost_count
-        self.revision += lost_count
+        if lost_count:
+            self._events.remove(node, start=kept_count, end=lane.published_count)
         if kept_count == 0:
             self.remove_node(node)
             return taken
         nodes.truncate(node, kept_count, block_bytes=self.block_bytes, digest_size=self.digest_size)
         if not lane.pending:
             self.pending_lanes.pop(lane, None)
-        self._note_digests(node)
+        self._digests.note(node)
         return taken
 
     def remove_node(self, node: Node) -> None:
@@ -303,21 +320,15 @@ class PrefixIndex:
         if isinstance(parent, Root) and not parent.children:
             del self.roots[parent.root_key]
         self.pending_lanes.pop(node.lane, None)
-        self.unhashed.pop(node, None)
+        self._digests.forget(node)
 
     def clear(self) -> None:
         """Forget every place; the lanes are the caller's."""
         self.roots.clear()
         self.pending_lanes.clear()
-        self.unhashed.clear()
+        self._digests.unhashed.clear()
         self.published_count = 0
         self.pending_count = 0
-
-    def _note_digests(self, node: Node) -> None:
-        if len(node.digests) < node.block_count * self.digest_size:
-            self.unhashed[node] = None
-        else:
-            self.unhashed.pop(node, None)
 
     def nodes(self) -> Iterable[Node]:
         """Walk all nodes, parents before children."""
@@ -328,3 +339,8 @@ class PrefixIndex:
             node = waiting.pop()
             yield node
             waiting.extend(node.children.values())
+
+
+def _pending_parent(lane: Lane) -> Lane | None:
+    parent = lane.node.parent
+    return parent.lane if isinstance(parent, Node) and parent.lane.pending else None

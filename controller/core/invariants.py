@@ -221,18 +221,20 @@ def _check_counts(state: PoolState, nodes: list[Node]) -> None:
 
 
 def _check_digests(pool: Pool, nodes: list[Node]) -> None:
-    index = pool.state.index
+    digests = pool.state.digests
+    _require(digests.unhashed.keys() <= set(nodes), "a node lacks digests that is not indexed")
     for node in nodes:
-        hashed_count = len(node.digests) // index.digest_size
+        hashed_count = len(node.digests) // digests.digest_size
+        _require(hashed_count >= node.lane.published_count, "a published block has no digest")
         _require(
-            (node in index.unhashed) == (hashed_count < node.block_count),
+            (node in digests.unhashed) == (hashed_count < node.block_count),
             "a node with missing digests is not known as one, or the reverse",
         )
         if hashed_count == 0:
             continue
         parent = node.parent
         _require(
-            not isinstance(parent, Node) or parent not in index.unhashed,
+            not isinstance(parent, Node) or parent not in digests.unhashed,
             "a node has digests behind a node that lacks some",
         )
         _require(

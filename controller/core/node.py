@@ -84,7 +84,7 @@ class Node:
     blocks whose digest is computed.
     """
 
-    __slots__ = ("children", "digests", "key", "lane", "parent", "tokens", "varied_keys")
+    __slots__ = ("children", "digests", "key", "lane", "parent", "root", "tokens", "varied_keys")
 
     def __init__(
         self,
@@ -96,6 +96,7 @@ class Node:
         block_ids: array[int],
     ) -> None:
         self.parent = parent
+        self.root: Root = parent if isinstance(parent, Root) else parent.root
         self.key = key
         self.tokens = tokens
         self.varied_keys = varied_keys

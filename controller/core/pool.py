@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 
-from prefixd.controller.core import validate_step
+from prefixd.controller.core import limits, validate_step
 from prefixd.controller.core.decoding import decode
 from prefixd.controller.core.digests import DigestWork
 from prefixd.controller.core.errors import BlocksInUse, CacheError
@@ -42,7 +42,14 @@ class Pool:
     is for reading by the core's own inspection and invariants.
     """
 
-    def __init__(self, spec: PoolSpec, *, epoch: int, hasher: Hasher) -> None:
+    def __init__(
+        self,
+        spec: PoolSpec,
+        *,
+        epoch: int,
+        hasher: Hasher,
+        event_bytes_kept_max: int = limits.EVENT_BYTES_KEPT_MAX,
+    ) -> None:
         self.spec = spec
         self.epoch = epoch
         self.state = build_state(spec, hasher)
@@ -65,8 +72,8 @@ class Pool:
 
     @property
     def revision(self) -> int:
-        """Position in the event log: it grows with every change of the published set."""
-        return self.state.index.revision
+        """Position in the event log: it grows by one with every event."""
+        return self.events.revision
 
     @property
     def applied_step_id(self) -> StepId:
@@ -163,7 +170,7 @@ class Pool:
             return 0
         dropped_count = self._drop_idle()
         state.index.clear()
-        state.index.revision += 1
+        state.events.clear()
         return dropped_count
 
     def set_model_version(self, model_version: str) -> int:
@@ -182,14 +189,14 @@ class Pool:
             sequence.leaf = None
             sequence.indexed_count = 0
             sequence.uncacheable = True
-        for node in state.index.nodes():
+        for node in reversed(list(state.index.nodes())):
             if node.lane.holder_count > 1:
                 for block_id in node.lane.block_ids:
                     state.twins.table_counts[block_id] = node.lane.holder_count
         dropped_count = self._drop_idle()
-        state.index.revision += state.index.published_count
         state.index.clear()
         state.twins.unsettled.clear()
+            state.events.remove(node, start=0, end=node.lane.published_count)
         return dropped_count
 
     def _drop_idle(self) -> int:

@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass, field
 
+from prefixd.controller.core.digests import DigestWork
+from prefixd.controller.core.events import EventLog
 from prefixd.controller.core.free_order import FreeOrder
 from prefixd.controller.core.hashing import Hasher
 from prefixd.controller.core.index import PrefixIndex
 from prefixd.controller.core.messages import Handle, PoolSpec, SequenceId, StepId
-from prefixd.controller.core.sequences import Sequence, SequenceColumns
+from prefixd.controller.core.sequences import TOKEN_BYTES, Sequence, SequenceColumns
 from prefixd.controller.core.statistics import Statistics
 from prefixd.controller.core.step_log import StepLog
 from prefixd.controller.core.supply import Supply
@@ -48,6 +50,8 @@ class PoolState:
     statistics: Statistics
     sequences: dict[Handle, Sequence]
     handles: dict[SequenceId, Handle] = field(default_factory=dict)
+    digests: DigestWork
+    events: EventLog
     rows: dict[int, int] = field(default_factory=dict)
     preempted_counts: dict[SequenceId, int] = field(default_factory=dict)
 
@@ -58,12 +62,15 @@ class PoolState:
         return self.spec.block_count - 1 - order.plain_count - order.cached_count
 
 
-def build_state(spec: PoolSpec, hasher: Hasher) -> PoolState:
+def build_state(spec: PoolSpec, hasher: Hasher, *, event_bytes_kept_max: int) -> PoolState:
     """Wire the parts of an empty pool."""
     columns = SequenceColumns(spec.block_size)
     log = StepLog(columns)
     order = FreeOrder(spec.block_count)
-    index = PrefixIndex(order, block_size=spec.block_size, digest_size=hasher.algorithm.digest_size)
+    block_bytes = spec.block_size * TOKEN_BYTES
+    digests = DigestWork(hasher, block_bytes=block_bytes)
+    events = EventLog(digests, block_bytes=block_bytes, bytes_kept_max=event_bytes_kept_max)
+    index = PrefixIndex(order, digests, events, block_size=spec.block_size)
     statistics = Statistics()
     sequences: dict[Handle, Sequence] = {}
     twins = Twins(index, order, columns, log, sequences)
@@ -80,3 +87,5 @@ def build_state(spec: PoolSpec, hasher: Hasher) -> PoolState:
         statistics=statistics,
         sequences=sequences,
     )
+        digests=digests,
+        events=events,

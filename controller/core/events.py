@@ -1,0 +1,180 @@
+"""The event log of a pool: every change of the set of published blocks, in order (rule S25).
+
+An event is one revision. A run of blocks that is published or removed at once is one event with
+several digests. Applied as set operations from any listing on, the events lead to the set of
+published blocks at every later revision.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from prefixd.controller.core import limits
+from prefixd.controller.core.digests import DigestWork
+from prefixd.controller.core.errors import EventsCompacted, FieldInvalid
+from prefixd.controller.core.hashing import ExtraKeys
+from prefixd.controller.core.identity import RootKey
+from prefixd.controller.core.messages import BlockHash
+from prefixd.controller.core.node import Node
+from prefixd.controller.core.sequences import TOKEN_BYTES
+
+EVENT_OVERHEAD_BYTES = 256
+"""What an event counts for beside its digests and tokens, so that small ones are bounded too."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksStored:
+    """A run of blocks was published; each block's parent is the one before it.
+
+    `digests` and `token_ids` are packed; `parent_hash` is None where the run begins a sequence;
+    `varied_keys` by block of the run.
+    """
+
+    revision: int
+    group_index: int
+    parent_hash: BlockHash | None
+    digests: bytes
+    token_ids: bytes
+    root_key: RootKey
+    varied_keys: Mapping[int, ExtraKeys]
+
+    def extra_keys(self, block_index: int) -> ExtraKeys:
+        """Return all extra keys of one block of the run, in the order of rule S2."""
+        return self.root_key.extra_keys(
+            self.varied_keys.get(block_index, ()),
+            is_first_block=block_index == 0 and self.parent_hash is None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksRemoved:
+    """Blocks are published no longer; `digests` are packed, descendants before ancestors."""
+
+    revision: int
+    group_index: int
+    digests: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCleared:
+    """No block is published any more."""
+
+    revision: int
+
+
+Event = BlocksStored | BlocksRemoved | PoolCleared
+
+
+class EventLog:
+    """The last events of one pool.
+
+    Invariants: the kept events have consecutive revisions, the last one is `revision`; those that
+    are kept count for at most `bytes_kept_max`, the last one aside.
+    """
+
+    def __init__(self, digests: DigestWork, *, block_bytes: int, bytes_kept_max: int) -> None:
+        self.revision = 0
+        self._digests = digests
+        self._block_bytes = block_bytes
+        self._bytes_kept_max = bytes_kept_max
+        self._blocks_max = min(
+            limits.EVENT_BLOCKS_MAX, max(1, limits.EVENT_TOKENS_MAX * TOKEN_BYTES // block_bytes)
+        )
+        self._kept: deque[Event] = deque()
+        self._kept_bytes = 0
+
+    @property
+    def oldest_revision(self) -> int:
+        """Revision of the oldest event that is kept; the next one's where none is."""
+        return self.revision + 1 - len(self._kept)
+
+    def store(self, node: Node, *, start: int, end: int) -> None:
+        """Say that blocks [start, end) of a node are published; computes missing digests."""
+        self._digests.complete(node, end)
+        while start < end:
+            run_end = min(end, start + self._blocks_max)
+            self._store_run(node, start, run_end)
+            start = run_end
+
+    def _store_run(self, node: Node, start: int, end: int) -> None:
+        size = self._digests.digest_size
+        varied_keys: Mapping[int, ExtraKeys] = {}
+        if node.varied_keys:
+            varied_keys = {
+                at - start: keys for at, keys in node.varied_keys.items() if start <= at < end
+            }
+        self.revision += 1
+        self._keep(
+            BlocksStored(
+                self.revision,
+                0,
+                self._digests.parent_digest(node, start),
+                bytes(node.digests[start * size : end * size]),
+                bytes(node.tokens[start * self._block_bytes : end * self._block_bytes]),
+                node.root.root_key,
+                varied_keys,
+            ),
+            (end - start) * (size + self._block_bytes),
+        )
+
+    def remove(self, node: Node, *, start: int, end: int) -> None:
+        """Say that the published blocks [start, end) of a node are no longer; the last one first.
+
+        The node still has their digests.
+        """
+        size = self._digests.digest_size
+        while start < end:
+            run_start = max(start, end - self._blocks_max)
+            digests = bytes(node.digests[run_start * size : end * size])
+            self.revision += 1
+            self._keep(BlocksRemoved(self.revision, 0, _reversed(digests, size)), len(digests))
+            end = run_start
+
+    def clear(self) -> None:
+        """Say that no block is published any more."""
+        self.revision += 1
+        self._keep(PoolCleared(self.revision), 0)
+
+    def _keep(self, event: Event, byte_count: int) -> None:
+        self._kept.append(event)
+        self._kept_bytes += byte_count + EVENT_OVERHEAD_BYTES
+        while self._kept_bytes > self._bytes_kept_max and len(self._kept) > 1:
+            self._kept_bytes -= self._bytes_of(self._kept.popleft())
+
+    def _bytes_of(self, event: Event) -> int:
+        match event:
+            case BlocksStored():
+                return len(event.digests) + len(event.token_ids) + EVENT_OVERHEAD_BYTES
+            case BlocksRemoved():
+                return len(event.digests) + EVENT_OVERHEAD_BYTES
+            case PoolCleared():
+                return EVENT_OVERHEAD_BYTES
+
+    def after(self, revision: int, *, count_max: int) -> tuple[Event, ...]:
+        """Return the events behind a revision, at most `count_max` of them.
+
+        Raises EventsCompacted (after_revision, oldest_revision) where some are no longer kept,
+        FieldInvalid for a revision that the log has not reached.
+        """
+        if not 0 <= revision <= self.revision:
+            raise FieldInvalid(
+                f"after_revision is {revision}, not in 0..{self.revision}",
+                field="after_revision",
+                numbers={"value": revision, "low": 0, "high": self.revision},
+            )
+        start = revision + 1 - self.oldest_revision
+        if start < 0:
+            raise EventsCompacted(
+                f"the events behind revision {revision} are gone, the oldest is"
+                f" {self.oldest_revision}",
+                numbers={"after_revision": revision, "oldest_revision": self.oldest_revision},
+            )
+        end = min(len(self._kept), start + count_max)
+        return tuple(self._kept[at] for at in range(start, end))
+
+
+def _reversed(digests: bytes, digest_size: int) -> bytes:
+    if len(digests) == digest_size:
+        return digests
+    starts = range(len(digests) - digest_size, -1, -digest_size)
+    return b"".join(digests[start : start + digest_size] for start in starts)
