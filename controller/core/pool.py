@@ -6,7 +6,6 @@ from array import array
 
 from prefixd.controller.core import limits, validate_step
 from prefixd.controller.core.decoding import decode
-from prefixd.controller.core.digests import DigestWork
 from prefixd.controller.core.errors import BlocksInUse, CacheError
 from prefixd.controller.core.extension import extend_sequence
 from prefixd.controller.core.failure import cut_unwritten
@@ -52,8 +51,9 @@ class Pool:
     ) -> None:
         self.spec = spec
         self.epoch = epoch
-        self.state = build_state(spec, hasher)
-        self.digests = DigestWork(self.state.index, hasher)
+        self.state = build_state(spec, hasher, event_bytes_kept_max=event_bytes_kept_max)
+        self.digests = self.state.digests
+        self.events = self.state.events
 
     @property
     def model_version(self) -> str:
