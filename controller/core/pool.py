@@ -193,10 +193,10 @@ class Pool:
             if node.lane.holder_count > 1:
                 for block_id in node.lane.block_ids:
                     state.twins.table_counts[block_id] = node.lane.holder_count
+            state.events.remove(node, start=0, end=node.lane.published_count)
         dropped_count = self._drop_idle()
         state.index.clear()
         state.twins.unsettled.clear()
-            state.events.remove(node, start=0, end=node.lane.published_count)
         return dropped_count
 
     def _drop_idle(self) -> int:
