@@ -238,7 +238,6 @@ class PrefixIndex:
             assert not lane.pending
             self._publish_up_to(lane, end)
             self.published_count += end - covered
-            self._events.remove(lane.node, start=0, end=1)
             return
         self.pending_count += end - covered
         if lane.pending and lane.pending[-1].step_id == step_id:
@@ -288,6 +287,7 @@ class PrefixIndex:
         if lane.published_count:
             self.published_count -= 1
             self.pending_count += 1
+            self._events.remove(lane.node, start=0, end=1)
         lane.published_count = 0
         lane.pending = [PendingRun(step_id, 1)]
         self.pending_lanes[lane] = None
