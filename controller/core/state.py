@@ -44,14 +44,14 @@ class PoolState:
     columns: SequenceColumns
     log: StepLog
     order: FreeOrder
+    digests: DigestWork
+    events: EventLog
     index: PrefixIndex
     twins: Twins
     supply: Supply
     statistics: Statistics
     sequences: dict[Handle, Sequence]
     handles: dict[SequenceId, Handle] = field(default_factory=dict)
-    digests: DigestWork
-    events: EventLog
     rows: dict[int, int] = field(default_factory=dict)
     preempted_counts: dict[SequenceId, int] = field(default_factory=dict)
 
@@ -81,11 +81,11 @@ def build_state(spec: PoolSpec, hasher: Hasher, *, event_bytes_kept_max: int) ->
         columns=columns,
         log=log,
         order=order,
+        digests=digests,
+        events=events,
         index=index,
         twins=twins,
         supply=Supply(order, index, twins, statistics),
         statistics=statistics,
         sequences=sequences,
     )
-        digests=digests,
-        events=events,
