@@ -6,6 +6,8 @@ BLOCK_SIZE_DEFAULT = 16
 """Token slots per block where a driver names none."""
 BLOCK_SIZE_MAX = 4_096
 """Token slots per block."""
+BLOCK_COUNT_MAX = 4_194_304
+"""Blocks of one pool: listings read the whole pool at one moment, in one message."""
 SLOT_COUNT_MAX = 2**31 - 1
 """Slots of one pool: slots travel as int32."""
 TOKENS_PER_SEQUENCE_MAX = 4_194_304
@@ -24,6 +26,8 @@ IDENTIFIER_LENGTH_MAX = 256
 """Length of a multimodal identifier, or of a LoRA name or version, in characters."""
 LORA_PATH_LENGTH_MAX = 4_096
 """Length of a LoRA path in characters."""
+POOL_TEXT_LENGTH_MAX = 4_096
+"""Length of a pool's model name, KV format or worker address in characters."""
 MULTIMODAL_ITEMS_MAX = 4_096
 """Multimodal items of one sequence."""
 LEASE_MS_DEFAULT = 15_000

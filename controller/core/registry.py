@@ -164,14 +164,8 @@ class PoolRegistry:
         return pool.set_model_version(model_version)
 
     def release(self, *, pool_name: str, epoch: int, session_token: bytes) -> int:
-        """End an epoch for its driver; return the sequences that it closed.
-
-        An epoch that has ended is released already. Raises PoolNotFound or NotPoolDriver.
-        """
-        try:
-            registration = self._driven(pool_name, epoch, session_token)
-        except EpochStale:
-            return 0
+        """End an epoch for its driver; return the sequences that it closed. Raises as `drive`."""
+        registration = self._driven(pool_name, epoch, session_token)
         sequence_count = registration.pool.sequence_count
         self.end_epoch(registration.pool)
         return sequence_count

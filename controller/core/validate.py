@@ -47,7 +47,7 @@ def pool_spec(spec: PoolSpec) -> None:
             field="pool_name",
         )
     count_in_range(spec.block_size, low=1, high=limits.BLOCK_SIZE_MAX, field="block_size")
-    block_count_max = limits.SLOT_COUNT_MAX // spec.block_size
+    block_count_max = min(limits.BLOCK_COUNT_MAX, limits.SLOT_COUNT_MAX // spec.block_size)
     count_in_range(spec.block_count, low=2, high=block_count_max, field="block_count")
     count_in_range(spec.vocabulary_size, low=0, high=2**32 - 1, field="vocabulary_size")
     if spec.lease_ms is not None:
@@ -55,10 +55,14 @@ def pool_spec(spec: PoolSpec) -> None:
             spec.lease_ms, low=limits.LEASE_MS_MIN, high=limits.LEASE_MS_MAX, field="lease"
         )
     model_version(spec.model_version)
-    length_at_most(spec.model_name, length_max=limits.LORA_PATH_LENGTH_MAX, field="model_name")
+    for field in ("model_name", "kv_format", "worker_address"):
+        length_at_most(getattr(spec, field), length_max=limits.POOL_TEXT_LENGTH_MAX, field=field)
     if len(spec.groups) != 1 or spec.groups[0].kind is not GroupKind.FULL_ATTENTION:
         raise Unsupported("only one full-attention group is offered", field="groups")
     if spec.groups[0].window_token_count != 0:
         raise FieldInvalid(
             "a full-attention group has no window", field="groups[0].window_token_count"
         )
+    count_in_range(
+        spec.groups[0].layer_count, low=0, high=2**31 - 1, field="groups[0].layer_count"
+    )

@@ -21,9 +21,12 @@ from prefixd.v1 import inspect_pb2, inspect_pb2_grpc
 
 HOLDERS_MAX = 1_000
 """Sequences that GetBlock names."""
+BLOCK_ID_DIGITS_MAX = len(str(limits.BLOCK_COUNT_MAX))
+"""Digits of the largest block id."""
 LIMITS = {
     "steps_in_flight_max": limits.STEPS_IN_FLIGHT_MAX,
     "block_size_max": limits.BLOCK_SIZE_MAX,
+    "block_count_max": limits.BLOCK_COUNT_MAX,
     "slot_count_max": limits.SLOT_COUNT_MAX,
     "tokens_per_sequence_max": limits.TOKENS_PER_SEQUENCE_MAX,
     "sequences_per_pool_max": limits.SEQUENCES_PER_POOL_MAX,
@@ -33,6 +36,7 @@ LIMITS = {
     "cache_salt_length_max": limits.CACHE_SALT_LENGTH_MAX,
     "identifier_length_max": limits.IDENTIFIER_LENGTH_MAX,
     "lora_path_length_max": limits.LORA_PATH_LENGTH_MAX,
+    "pool_text_length_max": limits.POOL_TEXT_LENGTH_MAX,
     "multimodal_items_max": limits.MULTIMODAL_ITEMS_MAX,
     "lease_ms_default": limits.LEASE_MS_DEFAULT,
     "lease_ms_min": limits.LEASE_MS_MIN,
@@ -174,6 +178,7 @@ class InspectService(inspect_pb2_grpc.InspectServiceServicer):
 def _block_key(last_key: str | None) -> int:
     if last_key is None:
         return 0
-    if not (last_key.isascii() and last_key.isdigit()):
+    is_number = last_key.isascii() and last_key.isdigit()
+    if not is_number or len(last_key) > BLOCK_ID_DIGITS_MAX:
         raise PageTokenInvalid("page_token was not made by this listing", field="page_token")
     return int(last_key)

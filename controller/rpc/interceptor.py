@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 from structlog.typing import FilteringBoundLogger
 
-from prefixd.controller.core.errors import CacheError
+from prefixd.controller.core.errors import CacheError, FieldInvalid
 from prefixd.controller.rpc.status import (
     STATUS_DETAILS_KEY,
     InternalFailure,
@@ -18,6 +19,7 @@ from prefixd.controller.rpc.status import (
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Handler = Callable[[Any, Context], Any]
+Deserializer = Callable[[bytes], Any]
 MethodHandler = Any
 """What gRPC calls a method's handler; its class is generic in the stubs only."""
 
@@ -61,9 +63,13 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
             if inspect.isasyncgenfunction(behavior)
             else self._guard_coroutine(behavior, method)
         )
+        deserializer = handler.request_deserializer
+        if not handler.request_streaming:
+            # A stream's handler reads by itself, so it sees what a read raises.
+            deserializer = _parse(deserializer)
         return factory(
             guarded,
-            request_deserializer=handler.request_deserializer,
+            request_deserializer=deserializer,
             response_serializer=handler.response_serializer,
         )
 
@@ -71,6 +77,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         async def guarded(request: Any, context: Context) -> Any:
             started = time.perf_counter()
             try:
+                _check_parsed(request)
                 response = await behavior(request, context)
             except grpc.aio.AbortError:
                 raise
@@ -85,6 +92,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
     def _guard_generator(self, behavior: Handler, method: str) -> Handler:
         async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
             try:
+                _check_parsed(request)
                 async for response in behavior(request, context):
                     yield response
             except grpc.aio.AbortError:
@@ -97,7 +105,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         return guarded
 
     async def _abort(self, error: Exception, context: Context, method: str) -> None:
-        if not isinstance(error, CacheError):
+        if isinstance(error, DecodeError):
+            error = FieldInvalid("the request's bytes are not a message of the method's type")
+        elif not isinstance(error, CacheError):
             self._log.error("rpc_failed", method=method, exc_info=error)
             error = InternalFailure("the controller failed; its log holds the cause")
         code = error_code(error)
@@ -107,3 +117,20 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
             error.message,
             ((STATUS_DETAILS_KEY, error_status(error).SerializeToString()),),
         )
+
+
+def _parse(deserializer: Deserializer) -> Deserializer:
+    """Makes an unreadable message its DecodeError: raised here it would leave as UNKNOWN."""
+
+    def parse(data: bytes) -> Any:
+        try:
+            return deserializer(data)
+        except DecodeError as error:
+            return error
+
+    return parse
+
+
+def _check_parsed(request: Any) -> None:
+    if isinstance(request, DecodeError):
+        raise request

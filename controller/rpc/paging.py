@@ -46,7 +46,7 @@ class Listing:
             return None
         try:
             fields = json.loads(base64.urlsafe_b64decode(token.encode("ascii")))
-        except (ValueError, binascii.Error):
+        except (ValueError, binascii.Error, RecursionError):
             fields = None
         match fields:
             case [self.name, self.pool_name, self.epoch, self.row_filter, str(last_key)]:

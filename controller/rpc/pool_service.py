@@ -6,6 +6,7 @@ from typing import Any
 from structlog.typing import FilteringBoundLogger
 
 from prefixd.controller.clock import Clock
+from prefixd.controller.core.errors import EpochStale
 from prefixd.controller.core.limits import STEPS_IN_FLIGHT_MAX, TOKENS_PER_SEQUENCE_MAX
 from prefixd.controller.core.registry import PoolRegistry
 from prefixd.controller.rpc.convert_pool import duration_message, pool_spec_value
@@ -123,10 +124,14 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
         self, request: pool_pb2.ReleasePoolRequest, context: Any
     ) -> pool_pb2.ReleasePoolResponse:
         """Closes all sequences and ends the epoch."""
-        closed_sequence_count = self._registry.release(
-            pool_name=request.pool_name,
-            epoch=request.epoch,
-            session_token=request.session_token,
-        )
+        try:
+            closed_sequence_count = self._registry.release(
+                pool_name=request.pool_name,
+                epoch=request.epoch,
+                session_token=request.session_token,
+            )
+        except EpochStale:
+            # Released already; whatever lives under this name or epoch now is somebody else's.
+            return pool_pb2.ReleasePoolResponse()
         self._epochs.released(request.pool_name, request.epoch)
         return pool_pb2.ReleasePoolResponse(closed_sequence_count=closed_sequence_count)

@@ -159,19 +159,21 @@ def test_the_end_of_a_superseded_session_touches_nothing(registry: PoolRegistry)
     assert registry.lease("p", now_ms=20).session_active
 
 
-def test_releasing_is_idempotent(registry: PoolRegistry) -> None:
-    """It tells how many sequences it closed; an ended epoch is released already."""
+def test_releasing_ends_the_epoch(registry: PoolRegistry) -> None:
+    """It tells how many sequences it closed; afterwards the epoch is stale."""
     registered = register(registry)
     registered.pool.apply_step(Step(StepId(1), StepId(0), (open_entry(1, [1]),)), now_ms=0)
     assert registry.release(**driver_of(registered)) == 1
-    assert registry.release(**driver_of(registered)) == 0
+    with pytest.raises(EpochStale):
+        registry.release(**driver_of(registered))
 
 
 def test_releasing_an_old_epoch_leaves_the_new_one(registry: PoolRegistry) -> None:
     """A late release of a superseded driver is harmless."""
     old = register(registry)
     new = register(registry)
-    assert registry.release(**driver_of(old)) == 0
+    with pytest.raises(EpochStale):
+        registry.release(**driver_of(old))
     assert registry.pool("p") is new.pool
 
 
@@ -210,6 +212,10 @@ def test_pools_are_bounded(registry: PoolRegistry, monkeypatch: pytest.MonkeyPat
         ({"pool_name": "a" * 129}, "pool_name"),
         ({"block_count": 1}, "block_count"),
         ({"block_count": 2**31}, "block_count"),
+        ({"block_count": limits.BLOCK_COUNT_MAX + 1, "block_size": 1}, "block_count"),
+        ({"kv_format": "x" * 4_097}, "kv_format"),
+        ({"worker_address": "x" * 4_097}, "worker_address"),
+        ({"groups": (GroupSpec(layer_count=-1),)}, "groups[0].layer_count"),
         ({"block_size": 0}, "block_size"),
         ({"block_size": limits.BLOCK_SIZE_MAX + 1}, "block_size"),
         ({"vocabulary_size": -1}, "vocabulary_size"),

@@ -1,3 +1,6 @@
+import base64
+import json
+
 import grpc
 import pytest
 
@@ -198,13 +201,26 @@ def test_unknown_state_filter_is_refused(calls):
     assert refused(lambda: blocks(calls, state=17)).fields == ("state",)
 
 
-@pytest.mark.parametrize("token", ["x", "bm90IGpzb24=", "é", "WzEsIDJd"])
+@pytest.mark.parametrize(
+    "token",
+    ["x", "bm90IGpzb24=", "é", "WzEsIDJd", base64.urlsafe_b64encode(b"[" * 100_000).decode()],
+    ids=["short", "no json", "no ascii", "no text", "nested"],
+)
 def test_made_up_page_token_is_refused(calls, token):
     """A token that no listing made names the field."""
     Driver(calls)
     error = refused(lambda: blocks(calls, page_token=token))
     assert error.code is grpc.StatusCode.INVALID_ARGUMENT
     assert (error.reason, error.fields) == ("PAGE_TOKEN_INVALID", ("page_token",))
+
+
+@pytest.mark.parametrize("key", ["", "-1", "x", "9" * 30, "9" * 5_000])
+def test_page_token_with_an_impossible_block_is_refused(calls, key):
+    """A token of the right listing that names no block is no token of ours."""
+    epoch = Driver(calls).registered.epoch
+    text = json.dumps(["blocks", "pool", epoch, 0, key])
+    token = base64.urlsafe_b64encode(text.encode()).decode()
+    assert refused(lambda: blocks(calls, page_token=token)).reason == "PAGE_TOKEN_INVALID"
 
 
 def test_page_token_is_bound_to_listing_filter_and_epoch(calls):

@@ -93,6 +93,17 @@ def test_released_pool_is_gone_and_release_is_idempotent(calls):
     assert refused(lambda: pool_of(calls)).reason == "POOL_NOT_FOUND"
 
 
+def test_release_of_a_stale_epoch_ends_no_session(calls):
+    """Another pool's epoch under a known name, which anybody can read, ends nobody's session."""
+    Driver(calls, pool_name="known")
+    victim = Driver(calls)
+    with session(victim) as client:
+        calls.pool.ReleasePool(
+            pool_pb2.ReleasePoolRequest(pool_name="known", epoch=victim.registered.epoch)
+        )
+        assert client.step(victim.request(open_entry(1, [1, 2, 3]))).step_id == 1
+
+
 @pytest.mark.parametrize("call_name", ["RenewPool", "DrainPool", "ReleasePool", "SetModelVersion"])
 def test_foreign_token_drives_nothing(calls, call_name):
     """Without the pool's secret every mutating call is refused and changes nothing."""

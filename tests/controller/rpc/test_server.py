@@ -118,6 +118,26 @@ def test_unknown_method_is_unimplemented(calls):
     assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
+@pytest.mark.parametrize("method", ["CacheService/Step", "InspectService/ListPools"])
+def test_unreadable_message_is_a_typed_error(controller, calls, method):
+    """Bytes that are no message are the caller's fault, and no failure of ours."""
+    call = calls.channel.unary_unary(f"/prefixd.v1.{method}")
+    error = refused(lambda: call(b"\xff\xff"))
+    assert (error.code, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "FIELD_INVALID")
+    assert "rpc_failed" not in {event["event"] for event in controller.log_events}
+
+
+def test_unreadable_message_ends_a_session_only(controller, calls):
+    """A session that sends bytes which are no message ends; its pool stays."""
+    driver = Driver(calls)
+    start = cache_pb2.SessionRequest(start=cache_pb2.SessionStart(**driver.key))
+    call = calls.channel.stream_stream("/prefixd.v1.CacheService/Session")
+    error = refused(lambda: list(call(iter([start.SerializeToString(), b"\xff\xff"]))))
+    assert (error.code, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "FIELD_INVALID")
+    assert "rpc_failed" not in {event["event"] for event in controller.log_events}
+    assert driver.step().step_id == 1
+
+
 def test_oversized_message_is_refused(calls):
     """A message above the limit never reaches the core, and the server goes on."""
     driver = Driver(calls)
