@@ -17,7 +17,7 @@ from prefixd.kernels.layer_kv import FP8_DTYPE, LayerKv
 from prefixd.kernels.options import AttentionOptions
 from prefixd.kernels.planner import plan_sizes, plan_work
 from prefixd.kernels.store import store_launches
-from prefixd.kernels.tiling import tiling_for
+from prefixd.kernels.tiling import tiling_of_layer
 from prefixd.kernels.work_buffers import work_tensors
 from prefixd.kernels.work_list import PassLayout
 
@@ -135,17 +135,13 @@ def _attention(kind: LayerKind, layer: LayerKv) -> list[Launch]:
         sinks = torch.empty(_QUERY_HEADS, dtype=kind.dtype, device=_META)
         options = AttentionOptions(options.scaling, 128, 50.0, sinks)
     group_size = _QUERY_HEADS // _KV_HEADS
-    tiling = tiling_for(
-        head_width=max(kind.key_width, kind.value_width),
-        group_size=group_size,
-        bytes_per_element=kind.dtype.itemsize,
-    )
-    window = options.window_token_count
-    sizes = plan_sizes(tiling, group_size=group_size, window_token_count=window)
-    work = work_tensors(layout, plan_work(layout, sizes), device=_META)
     shape = (layout.row_count, _QUERY_HEADS)
     query = torch.empty((*shape, kind.key_width), dtype=kind.dtype, device=_META)
     output = torch.empty((*shape, kind.value_width), dtype=kind.dtype, device=_META)
+    tiling = tiling_of_layer(query, layer)
+    window = options.window_token_count
+    sizes = plan_sizes(tiling, group_size=group_size, window_token_count=window)
+    work = work_tensors(layout, plan_work(layout, sizes), device=_META)
     return attention_launches(query, layer, work, options, tiling, output=output)
 
 

@@ -11,7 +11,7 @@ from prefixd.kernels.attention import paged_attention
 from prefixd.kernels.layer_kv import LayerKv
 from prefixd.kernels.options import AttentionOptions
 from prefixd.kernels.planner import Planner, plan_sizes
-from prefixd.kernels.tiling import tiling_for
+from prefixd.kernels.tiling import tiling_of_layer
 from prefixd.kernels.work_buffers import WorkTensors, work_tensors
 from prefixd.kernels.work_list import PassLayout, PlanSizes
 from prefixd.worker.attention.batch import AttentionBatch
@@ -60,11 +60,7 @@ class TritonPlan:
         """See the seam."""
         layer = LayerKv(keys, values)
         group_size = query.shape[1] // layer.head_count
-        tiling = tiling_for(
-            head_width=max(layer.key_width, layer.value_width),
-            group_size=group_size,
-            bytes_per_element=query.element_size(),
-        )
+        tiling = tiling_of_layer(query, layer)
         sizes = plan_sizes(
             tiling, group_size=group_size, window_token_count=traits.window_token_count
         )

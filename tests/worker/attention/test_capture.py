@@ -20,7 +20,7 @@ from prefixd.kernels.layer_kv import LayerKv
 from prefixd.kernels.options import AttentionOptions
 from prefixd.kernels.planner import plan_sizes, plan_work
 from prefixd.kernels.store import store_launches
-from prefixd.kernels.tiling import Tiling, tiling_for
+from prefixd.kernels.tiling import Tiling, tiling_of_layer
 from prefixd.kernels.work_buffers import WorkTensors, work_tensors
 from prefixd.kernels.work_list import PassLayout
 from prefixd.worker.model.attention_hook import (
@@ -109,7 +109,7 @@ class TritonSteps:
         keys, values = call.keys, call.values
         assert store_launches(layer, keys=keys, values=values, slots=slots, block_size=BLOCK_SIZE)
         if call.module not in self._planned:
-            self._planned[call.module] = planned(call)
+            self._planned[call.module] = planned(call, layer)
         tiling, work = self._planned[call.module]
         traits = call.traits
         options = AttentionOptions(
@@ -120,14 +120,10 @@ class TritonSteps:
         return output
 
 
-def planned(call: AttentionCall) -> tuple[Tiling, WorkTensors]:
+def planned(call: AttentionCall, layer: LayerKv) -> tuple[Tiling, WorkTensors]:
     """The tiling of a layer, and its static buffers."""
-    group_size = call.query.shape[1] // call.keys.shape[1]
-    tiling = tiling_for(
-        head_width=call.query.shape[2],
-        group_size=group_size,
-        bytes_per_element=call.query.element_size(),
-    )
+    tiling = tiling_of_layer(call.query, layer)
+    group_size = call.query.shape[1] // layer.head_count
     sizes = plan_sizes(
         tiling, group_size=group_size, window_token_count=call.traits.window_token_count
     )
