@@ -56,7 +56,7 @@ class ServerProcess:
     `python -m MODULE ARGUMENTS` writes an event `NAME_started` with its `addresses` once it
     listens. `report` is told, from another thread, what takes long before that. The process has a
     session of its own, so a terminal's Ctrl-C reaches only its parent, which stops its children in
-    order.
+    order; a parent that is killed takes its children with it (`tether`).
     """
 
     def __init__(
@@ -70,15 +70,17 @@ class ServerProcess:
         self.name = name
         self._report = report
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
-            stdin=subprocess.DEVNULL,
+            [sys.executable, "-m", "prefixd.clients.tether", module, *arguments],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
             start_new_session=True,
         )
+        assert self._process.stdin is not None
         assert self._process.stdout is not None
+        self._tether = self._process.stdin
         self._log_lines: deque[str] = deque(maxlen=LOG_LINES_KEPT)
         self._addresses: tuple[str, ...] = ()
         self._changed = threading.Condition()
@@ -143,6 +145,7 @@ class ServerProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._tether.close()
         self._reader.join(STOP_RESERVE_S)
 
     def _read(self, output: IO[str]) -> None:
