@@ -290,6 +290,31 @@ def test_a_row_does_not_depend_on_who_shares_its_splits() -> None:
         assert torch.equal(answers[index], answer[0])
 
 
+@pytest.mark.parametrize(
+    ("options", "tiling", "changes"),
+    [
+        (replace(PLAIN, window_token_count=8), TILING, {}),
+        (replace(PLAIN, softcap=-1.0), TILING, {}),
+        (replace(PLAIN, sinks=torch.zeros(3)), TILING, {}),
+        (PLAIN, replace(TILING, narrow=TILING.wide), {}),
+        (PLAIN, TILING, {"query": torch.zeros(11, 2, 24)}),
+        (PLAIN, TILING, {"query": torch.zeros(11, 2, 16).half()}),
+        (PLAIN, TILING, {"query": torch.zeros(12, 2, 16)}),
+    ],
+    ids=["window", "softcap", "sinks", "tiling", "width", "dtype", "rows"],
+)
+def test_wrong_arguments_are_refused(
+    options: AttentionOptions, tiling: Tiling, changes: dict[str, Tensor]
+) -> None:
+    """What does not fit the layer or the work list is found before anything is launched."""
+    scene = make_scene(mixed_layout(), Geometry())
+    work = work_of(scene, PLAIN, long_query_row_count=256)
+    tensors = work_tensors(scene.layout, work, device=CPU)
+    scene = replace(scene, **changes)
+    with pytest.raises(AssertionError):
+        attention.paged_attention(scene.query, scene.layer, tensors, options, tiling)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [64, 80, 96, 128, 256])
 @pytest.mark.parametrize("dtype", TOLERANCES)
