@@ -94,6 +94,39 @@ def capacity_of(layout: PassLayout, work: WorkList) -> WorkCapacity:
     )
 
 
+def decode_capacity(
+    sizes: PlanSizes, *, sequence_count: int, blocks_per_sequence: int, block_size: int
+) -> WorkCapacity:
+    """The capacity that any pass of decode needs, whatever it shares.
+
+    Args:
+        sizes: plan sizes; nothing may be a long query with one row.
+        sequence_count: sequences, and rows, at most.
+        blocks_per_sequence: blocks of the longest table at most.
+        block_size: slots per block.
+    """
+    assert sizes.long_query_row_count > 1, sizes
+    token_count = blocks_per_sequence * block_size
+    split_count = -(-token_count // sizes.split_token_count)
+    if sizes.window_token_count is not None:
+        # A window touches one split more than it fills.
+        window_split_count = -(-sizes.window_token_count // sizes.split_token_count) + 1
+        split_count = min(split_count, window_split_count)
+    unit_count = sequence_count * split_count
+    return WorkCapacity(
+        rows=sequence_count,
+        sequences=sequence_count,
+        blocks_per_sequence=blocks_per_sequence,
+        narrow_items=unit_count,
+        # A wide item holds more rows than a narrow one could.
+        wide_items=unit_count // (sizes.narrow_row_count + 1),
+        whole_items=0,
+        listed_rows=unit_count,
+        partials=unit_count,
+        reductions=sequence_count,
+    )
+
+
 class WorkBuffers:
     """Static buffers for work lists of one block size, pool and plan sizes.
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefixd.kernels.planner import Planner, plan_work
+from prefixd.kernels.work_buffers import capacity_of, decode_capacity
 from prefixd.kernels.work_list import BlockIdOutOfRange, PassLayout, PlanSizes, WorkList
 from tests.kernels.paged import make_layout
 
@@ -206,3 +207,28 @@ def test_block_ids_outside_the_pool_are_refused(block_id: int) -> None:
     with pytest.raises(BlockIdOutOfRange) as caught:
         PassLayout(np.array([[block_id]], np.int32), empty - 1, empty, empty, 1, 8, 9)
     assert (block_id, 9) == (caught.value.block_id, caught.value.block_count)
+
+
+@settings(max_examples=60)
+@given(
+    contexts=st.lists(st.integers(1, 160), min_size=1, max_size=12),
+    shared=st.integers(0, 20),
+    window=st.none() | st.integers(1, 200),
+    narrow_row_count=st.sampled_from([1, 4, 16]),
+)
+def test_every_decode_fits_in_the_decode_capacity(
+    contexts: list[int], shared: int, window: int | None, narrow_row_count: int
+) -> None:
+    """Buffers sized once for a number of sequences serve whatever these share."""
+    counts = [-(-context // 8) for context in contexts]
+    shared_counts = [min(shared, *pair) for pair in itertools.pairwise(counts)]
+    layout = make_layout(
+        [(1, context) for context in contexts], block_size=8, shared_block_counts=shared_counts
+    )
+    sizes = PlanSizes(narrow_row_count, 16, 8, 32, window)
+    capacity = decode_capacity(
+        sizes, sequence_count=len(contexts), blocks_per_sequence=20, block_size=8
+    )
+    needed = capacity_of(layout, plan_work(layout, sizes))
+    for field in fields(needed):
+        assert getattr(needed, field.name) <= getattr(capacity, field.name), field.name
