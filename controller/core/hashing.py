@@ -9,6 +9,7 @@ import hashlib
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import cbor2
 import xxhash
@@ -34,12 +35,11 @@ _VECTORISED_BLOCKS_MIN = 16
 # Below this many blocks the numpy calls cost more than they save.
 
 
-def _sha256(data: bytes) -> bytes:
-    return hashlib.sha256(data).digest()
+class Hashed(Protocol):
+    """Bytes that were hashed."""
 
-
-def _xxh3_128(data: bytes) -> bytes:
-    return xxhash.xxh3_128_digest(data)
+    def digest(self) -> bytes:
+        """Return their digest."""
 
 
 def _pickled(parent: bytes, token_ids: tuple[int, ...], extra_keys: ExtraKeys) -> bytes:
@@ -70,21 +70,25 @@ class HashAlgorithm:
     """A digest function over a serialisation of (parent, token ids, extra keys)."""
 
     name: str
-    digest: Callable[[bytes], bytes]
+    hashed: Callable[[bytes], Hashed]
     serialise_seed: Callable[[str], bytes]
     serialise_block: Callable[[bytes, tuple[int, ...], ExtraKeys], bytes]
     digest_size: int
     is_cryptographic: bool
     is_cbor: bool
 
+    def digest(self, data: bytes) -> bytes:
+        """Return the digest of some bytes."""
+        return self.hashed(data).digest()
+
 
 HASHES: dict[str, HashAlgorithm] = {
     algorithm.name: algorithm
     for algorithm in (
-        HashAlgorithm("sha256_cbor", _sha256, _cbor_seed, _cbor, 32, True, True),
-        HashAlgorithm("sha256", _sha256, _pickled_seed, _pickled, 32, True, False),
-        HashAlgorithm("xxhash_cbor", _xxh3_128, _cbor_seed, _cbor, 16, False, True),
-        HashAlgorithm("xxhash", _xxh3_128, _pickled_seed, _pickled, 16, False, False),
+        HashAlgorithm("sha256_cbor", hashlib.sha256, _cbor_seed, _cbor, 32, True, True),
+        HashAlgorithm("sha256", hashlib.sha256, _pickled_seed, _pickled, 32, True, False),
+        HashAlgorithm("xxhash_cbor", xxhash.xxh3_128, _cbor_seed, _cbor, 16, False, True),
+        HashAlgorithm("xxhash", xxhash.xxh3_128, _pickled_seed, _pickled, 16, False, False),
     )
 }
 """All algorithms by name; the first one is the default."""
@@ -164,12 +168,12 @@ class Hasher:
     def _cbor_chain(
         self, parent: BlockHash, packed_tokens: bytes, extra_keys: Sequence[ExtraKeys]
     ) -> bytes:
-        digest = self.algorithm.digest
+        hashed = self.algorithm.hashed
         head = encode_parent_head(self.algorithm.digest_size)
         link: bytes = parent
         digests = []
         for content in encode_contents(packed_tokens, extra_keys):
-            link = digest(head + link + content)
+            link = hashed(head + link + content).digest()
             digests.append(link)
         return b"".join(digests)
 
