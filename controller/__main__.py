@@ -35,6 +35,7 @@ from prefixd.controller.config import (
     ConfigInvalid,
     TlsConfig,
 )
+from prefixd.controller.core.limits import EVENT_BYTES_KEPT_MAX
 from prefixd.controller.logs import LOG_LEVELS, json_logger
 from prefixd.controller.server import build, serve
 
@@ -77,6 +78,10 @@ def main(
     log_level: Annotated[
         str, typer.Option(help=f"Least level to log: {', '.join(LOG_LEVELS)}.")
     ] = "info",
+    event_bytes_kept: Annotated[
+        int,
+        typer.Option(help="Events kept for each pool's watchers, in bytes of digests and tokens."),
+    ] = EVENT_BYTES_KEPT_MAX,
 ) -> None:
     """Run the controller: it plans block tables and knows every cached prefix."""
     try:
@@ -88,6 +93,7 @@ def main(
             hash_seed=hash_seed,
             tls=_tls(tls_certificate, tls_key, tls_client_ca),
             plaintext_allowed=allow_plaintext,
+            event_bytes_kept_max=event_bytes_kept,
         )
         asyncio.run(_run(config, log_level))
     except (ConfigInvalid, AddressInvalid) as error:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prefixd.controller.addresses import CONTROLLER_ADDRESS_DEFAULT, Address, address
+from prefixd.controller.core.limits import EVENT_BYTES_KEPT_MAX
 
 HASH_ALGORITHM_DEFAULT = "sha256_cbor"
 """The only cryptographic algorithm of the four that any language can reproduce."""
@@ -27,6 +28,7 @@ class Config:
     """Options of a controller process.
 
     `hash_seed`: None takes vLLM's rules for a process without PYTHONHASHSEED (S1).
+    `event_bytes_kept_max`: events kept for each pool's watchers, in bytes of digests and tokens.
     """
 
     listen: tuple[Address, ...] = (address(CONTROLLER_ADDRESS_DEFAULT),)
@@ -35,11 +37,14 @@ class Config:
     tls: TlsConfig | None = None
     plaintext_allowed: bool = False
     log_level: str = "info"
+    event_bytes_kept_max: int = EVENT_BYTES_KEPT_MAX
 
     def check(self) -> None:
         """Raises ConfigInvalid where options contradict each other."""
         if not self.listen:
             raise ConfigInvalid("at least one listen address is needed")
+        if self.event_bytes_kept_max < 0:
+            raise ConfigInvalid("--event-bytes-kept must not be negative")
         if self.tls is None and not self.plaintext_allowed:
             for one in self.listen:
                 if not one.is_local:

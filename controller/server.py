@@ -41,6 +41,7 @@ from prefixd.controller.rpc.pool_service import PoolService
 from prefixd.controller.rpc.serving import Serving
 from prefixd.controller.rpc.sessions import OpenSessions
 from prefixd.controller.rpc.steps import StepRunner
+from prefixd.controller.rpc.watchers import Watchers
 from prefixd.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -98,6 +99,7 @@ class Server:
         hashing: SlicedHashing,
         epochs: Epochs,
         sessions: OpenSessions,
+        watchers: Watchers,
         serving: Serving,
         health: HealthServicer,
         clock: Clock,
@@ -110,6 +112,7 @@ class Server:
         self._config = config
         self._epochs = epochs
         self._sessions = sessions
+        self._watchers = watchers
         self._serving = serving
         self._health = health
         self._clock = clock
@@ -132,11 +135,13 @@ class Server:
         self._log.info("controller_started", addresses=self.addresses, process_id=os.getpid())
 
     async def drain(self) -> None:
-        """Turns health to NOT_SERVING, says goodbye on every session, and takes no new ones."""
+        """Turns health to NOT_SERVING, ends every session and watch, and takes no new ones."""
         self._log.info("controller_draining")
         self._serving.start_draining()
         await self._health.enter_graceful_shutdown()
-        self._sessions.end_all(Draining("the controller is shutting down"))
+        reason = Draining("the controller is shutting down")
+        self._sessions.end_all(reason)
+        self._watchers.end_all(reason)
 
     async def stop(self) -> None:
         """Drains, lets calls in flight finish, and stops serving."""
@@ -185,9 +190,14 @@ def build(config: Config, *, log: FilteringBoundLogger, clock: Clock = monotonic
     """Wires a controller. Raises ConfigInvalid."""
     config.check()
     hasher = _hasher(config, log)
-    registry = PoolRegistry(hasher, epoch_first=time.time_ns() // 1_000_000)
+    registry = PoolRegistry(
+        hasher,
+        epoch_first=time.time_ns() // 1_000_000,
+        event_bytes_kept_max=config.event_bytes_kept_max,
+    )
     sessions = OpenSessions()
-    epochs = Epochs(registry, sessions, log)
+    watchers = Watchers()
+    epochs = Epochs(registry, sessions, watchers, log)
     hashing = SlicedHashing(log)
     steps = StepRunner(epochs, hashing)
     serving = Serving()
@@ -209,7 +219,8 @@ def build(config: Config, *, log: FilteringBoundLogger, clock: Clock = monotonic
         grpc_server,
     )
     inspect_pb2_grpc.add_InspectServiceServicer_to_server(
-        InspectService(registry, version=_version(), start_time=_now(), clock=clock), grpc_server
+        InspectService(registry, watchers, version=_version(), start_time=_now(), clock=clock),
+        grpc_server,
     )
     admin_pb2_grpc.add_AdminServiceServicer_to_server(
         AdminService(registry, epochs, log), grpc_server
@@ -230,6 +241,7 @@ def build(config: Config, *, log: FilteringBoundLogger, clock: Clock = monotonic
         hashing=hashing,
         epochs=epochs,
         sessions=sessions,
+        watchers=watchers,
         serving=serving,
         health=health,
         clock=clock,

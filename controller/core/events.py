@@ -113,8 +113,7 @@ class EventLog:
                 bytes(node.tokens[start * self._block_bytes : end * self._block_bytes]),
                 node.root.root_key,
                 varied_keys,
-            ),
-            (end - start) * (size + self._block_bytes),
+            )
         )
 
     def remove(self, node: Node, *, start: int, end: int) -> None:
@@ -127,34 +126,28 @@ class EventLog:
             run_start = max(start, end - self._blocks_max)
             digests = bytes(node.digests[run_start * size : end * size])
             self.revision += 1
-            self._keep(BlocksRemoved(self.revision, 0, _reversed(digests, size)), len(digests))
+            self._keep(BlocksRemoved(self.revision, 0, _reversed(digests, size)))
             end = run_start
 
     def clear(self) -> None:
         """Say that no block is published any more."""
         self.revision += 1
-        self._keep(PoolCleared(self.revision), 0)
+        self._keep(PoolCleared(self.revision))
 
-    def _keep(self, event: Event, byte_count: int) -> None:
+    def _keep(self, event: Event) -> None:
         self._kept.append(event)
-        self._kept_bytes += byte_count + EVENT_OVERHEAD_BYTES
+        self._kept_bytes += _byte_count(event)
         while self._kept_bytes > self._bytes_kept_max and len(self._kept) > 1:
-            self._kept_bytes -= self._bytes_of(self._kept.popleft())
+            self._kept_bytes -= _byte_count(self._kept.popleft())
 
-    def _bytes_of(self, event: Event) -> int:
-        match event:
-            case BlocksStored():
-                return len(event.digests) + len(event.token_ids) + EVENT_OVERHEAD_BYTES
-            case BlocksRemoved():
-                return len(event.digests) + EVENT_OVERHEAD_BYTES
-            case PoolCleared():
-                return EVENT_OVERHEAD_BYTES
-
-    def after(self, revision: int, *, count_max: int) -> tuple[Event, ...]:
+    def after(
+        self, revision: int, *, count_max: int, byte_count_max: int | None = None
+    ) -> tuple[Event, ...]:
         """Return the events behind a revision, at most `count_max` of them.
 
-        Raises EventsCompacted (after_revision, oldest_revision) where some are no longer kept,
-        FieldInvalid for a revision that the log has not reached.
+        With `byte_count_max` none follows once they count for so many bytes. Raises EventsCompacted
+        (after_revision, oldest_revision) where some are no longer kept, FieldInvalid for a revision
+        that the log has not reached.
         """
         if not 0 <= revision <= self.revision:
             raise FieldInvalid(
@@ -169,8 +162,24 @@ class EventLog:
                 f" {self.oldest_revision}",
                 numbers={"after_revision": revision, "oldest_revision": self.oldest_revision},
             )
-        end = min(len(self._kept), start + count_max)
-        return tuple(self._kept[at] for at in range(start, end))
+        events: list[Event] = []
+        byte_count = 0
+        for at in range(start, min(len(self._kept), start + count_max)):
+            if byte_count_max is not None and byte_count >= byte_count_max:
+                break
+            events.append(self._kept[at])
+            byte_count += _byte_count(self._kept[at])
+        return tuple(events)
+
+
+def _byte_count(event: Event) -> int:
+    match event:
+        case BlocksStored():
+            return len(event.digests) + len(event.token_ids) + EVENT_OVERHEAD_BYTES
+        case BlocksRemoved():
+            return len(event.digests) + EVENT_OVERHEAD_BYTES
+        case PoolCleared():
+            return EVENT_OVERHEAD_BYTES
 
 
 def _reversed(digests: bytes, digest_size: int) -> bytes:

@@ -55,8 +55,15 @@ class PoolRegistry:
     of a pool does not run while its session is open. Time comes in as `now_ms`, monotonic.
     """
 
-    def __init__(self, hasher: Hasher, *, epoch_first: int) -> None:
+    def __init__(
+        self,
+        hasher: Hasher,
+        *,
+        epoch_first: int,
+        event_bytes_kept_max: int = limits.EVENT_BYTES_KEPT_MAX,
+    ) -> None:
         self.hasher = hasher
+        self.event_bytes_kept_max = event_bytes_kept_max
         self._epoch_next = epoch_first
         self._registrations: dict[str, _Registration] = {}
         self._ended_epochs: OrderedDict[str, int] = OrderedDict()
@@ -79,7 +86,12 @@ class PoolRegistry:
         if old is not None:
             self.end_epoch(old.pool)
         lease_ms = limits.LEASE_MS_DEFAULT if spec.lease_ms is None else spec.lease_ms
-        pool = Pool(spec, epoch=self._epoch_next, hasher=self.hasher)
+        pool = Pool(
+            spec,
+            epoch=self._epoch_next,
+            hasher=self.hasher,
+            event_bytes_kept_max=self.event_bytes_kept_max,
+        )
         self._epoch_next += 1
         self._registrations[name] = _Registration(pool, session_token, lease_ms, now_ms + lease_ms)
         self._ended_epochs.pop(name, None)

@@ -9,16 +9,22 @@ from prefixd.controller.core.errors import CacheError, EpochStale, InvariantBrok
 from prefixd.controller.core.pool import Pool
 from prefixd.controller.core.registry import PoolRegistry
 from prefixd.controller.rpc.sessions import OpenSessions
+from prefixd.controller.rpc.watchers import Watchers, epoch_ended
 
 
 class Epochs:
-    """Ends epochs: their sessions get a goodbye, and the log a line."""
+    """Ends epochs: their sessions get a goodbye, their watchers an error, and the log a line."""
 
     def __init__(
-        self, registry: PoolRegistry, sessions: OpenSessions, log: FilteringBoundLogger
+        self,
+        registry: PoolRegistry,
+        sessions: OpenSessions,
+        watchers: Watchers,
+        log: FilteringBoundLogger,
     ) -> None:
         self._registry = registry
         self._sessions = sessions
+        self._watchers = watchers
         self._log = log
 
     @contextmanager
@@ -26,10 +32,12 @@ class Epochs:
         """Ends the pool's epoch where the core fails inside the block; other pools go on.
 
         Typed errors pass: whoever raised one has changed nothing. Anything else may have left half
-        a change, so it is raised as InvariantBroken.
+        a change, so it is raised as InvariantBroken. Whatever changes a pool runs in such a block,
+        so its watchers look for events behind it.
         """
         try:
             yield
+            self._watchers.notify(pool)
         except InvariantBroken as error:
             self._end_broken(pool, error, error)
             raise
@@ -46,13 +54,18 @@ class Epochs:
         """Ends the epochs whose lease ran out."""
         for pool in self._registry.tick(now_ms=now_ms):
             self._log.info("lease_expired", pool_name=pool.spec.pool_name, epoch=pool.epoch)
+            self._watchers.end_epoch(pool.spec.pool_name, pool.epoch, epoch_ended(pool))
+
+    def began(self, pool: Pool) -> None:
+        """Ends what belongs to earlier epochs of a pool that was just registered."""
+        self._watchers.end_older(pool)
 
     def released(self, pool_name: str, epoch: int) -> None:
-        """Tells the session of an epoch that its driver released it."""
+        """Tells the session and the watchers of an epoch that its driver released it."""
         self._log.info("pool_released", pool_name=pool_name, epoch=epoch)
-        self._sessions.end(
-            epoch, EpochStale(f"epoch {epoch} was released", numbers={"epoch": epoch})
-        )
+        reason = EpochStale(f"epoch {epoch} was released", numbers={"epoch": epoch})
+        self._sessions.end(epoch, reason)
+        self._watchers.end_epoch(pool_name, epoch, reason)
 
     def _end_broken(self, pool: Pool, broken: InvariantBroken, cause: Exception) -> None:
         self._log.error(
@@ -60,3 +73,4 @@ class Epochs:
         )
         self._registry.end_epoch(pool)
         self._sessions.end(pool.epoch, broken)
+        self._watchers.end_epoch(pool.spec.pool_name, pool.epoch, broken)

@@ -1,12 +1,13 @@
 """InspectService: what operators, routers and tools may read."""
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from prefixd.controller.clock import Clock
 from prefixd.controller.core import inspect, limits
-from prefixd.controller.core.errors import PageTokenInvalid
+from prefixd.controller.core.errors import EpochStale, PageTokenInvalid
 from prefixd.controller.core.hashing import HASHES
 from prefixd.controller.core.pool import Pool
 from prefixd.controller.core.registry import PoolRegistry
@@ -17,7 +18,8 @@ from prefixd.controller.rpc.convert_inspect import (
     sequence_message,
 )
 from prefixd.controller.rpc.paging import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX, Listing
-from prefixd.v1 import inspect_pb2, inspect_pb2_grpc
+from prefixd.controller.rpc.watchers import HEARTBEAT_S, WATCHERS_MAX, Watchers
+from prefixd.v1 import events_pb2, inspect_pb2, inspect_pb2_grpc
 
 HOLDERS_MAX = 1_000
 """Sequences that GetBlock names."""
@@ -45,6 +47,9 @@ LIMITS = {
     "page_size_default": PAGE_SIZE_DEFAULT,
     "page_size_max": PAGE_SIZE_MAX,
     "holders_max": HOLDERS_MAX,
+    "watchers_max": WATCHERS_MAX,
+    "event_blocks_max": limits.EVENT_BLOCKS_MAX,
+    "event_tokens_max": limits.EVENT_TOKENS_MAX,
 }
 """Every documented limit by name."""
 
@@ -53,9 +58,16 @@ class InspectService(inspect_pb2_grpc.InspectServiceServicer):
     """Serves readers; nothing here changes anything."""
 
     def __init__(
-        self, registry: PoolRegistry, *, version: str, start_time: Timestamp, clock: Clock
+        self,
+        registry: PoolRegistry,
+        watchers: Watchers,
+        *,
+        version: str,
+        start_time: Timestamp,
+        clock: Clock,
     ) -> None:
         self._registry = registry
+        self._watchers = watchers
         self._version = version
         self._start_time = start_time
         self._clock = clock
@@ -71,7 +83,7 @@ class InspectService(inspect_pb2_grpc.InspectServiceServicer):
             root_hash_hex=hasher.root.hex(),
             start_time=self._start_time,
             pool_count=len(self._registry.pools()),
-            limits=LIMITS,
+            limits=LIMITS | {"event_bytes_kept_max": self._registry.event_bytes_kept_max},
             hash_algorithms=tuple(HASHES),
         )
 
@@ -147,6 +159,7 @@ class InspectService(inspect_pb2_grpc.InspectServiceServicer):
             if len(views) > row_count_max
             else "",
             revision=pool.revision,
+            epoch=pool.epoch,
         )
 
     async def GetBlock(
@@ -169,6 +182,25 @@ class InspectService(inspect_pb2_grpc.InspectServiceServicer):
         return inspect_pb2.ListFreeBlocksResponse(
             block_ids=inspect.free_order(pool).tolist(), revision=pool.revision
         )
+
+    async def WatchEvents(
+        self, request: events_pb2.WatchEventsRequest, context: Any
+    ) -> AsyncIterator[events_pb2.WatchEventsResponse]:
+        """Sends a pool's events as they come."""
+        pool = self._registry.pool(request.pool_name)
+        if request.epoch not in (0, pool.epoch):
+            raise EpochStale(
+                f"epoch {request.epoch} of pool {request.pool_name!r} is not the live one",
+                numbers={"epoch": request.epoch, "live_epoch": pool.epoch},
+            )
+        is_resumed = request.HasField("after_revision")
+        with self._watchers.watching(pool) as watch:
+            async for response in watch.follow(
+                request.after_revision if is_resumed else pool.revision,
+                with_token_ids=request.with_token_ids,
+                heartbeat_s=HEARTBEAT_S,
+            ):
+                yield response
 
     def _pool_message(self, pool: Pool) -> inspect_pb2.Pool:
         lease = self._registry.lease(pool.spec.pool_name, now_ms=self._clock())

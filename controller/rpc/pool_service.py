@@ -47,6 +47,7 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
         registered = self._registry.register(
             spec, session_token=session_token, now_ms=self._clock()
         )
+        self._epochs.began(registered.pool)
         self._log.info(
             "pool_registered",
             pool_name=spec.pool_name,

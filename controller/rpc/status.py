@@ -39,6 +39,7 @@ CODES = MappingProxyType(
         "STEPS_IN_FLIGHT": grpc.StatusCode.RESOURCE_EXHAUSTED,
         "TOKEN_BUDGET": grpc.StatusCode.RESOURCE_EXHAUSTED,
         "LIMIT_EXCEEDED": grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "EVENTS_COMPACTED": grpc.StatusCode.OUT_OF_RANGE,
         "DRAINING": grpc.StatusCode.UNAVAILABLE,
         "INVARIANT_BROKEN": grpc.StatusCode.INTERNAL,
         "INTERNAL_FAILURE": grpc.StatusCode.INTERNAL,

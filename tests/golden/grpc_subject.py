@@ -6,8 +6,9 @@ from queue import SimpleQueue
 import grpc
 
 from prefixd.controller.core.messages import PoolSpec, Step, StepReply
-from prefixd.v1 import admin_pb2, cache_pb2, inspect_pb2, pool_pb2
+from prefixd.v1 import admin_pb2, cache_pb2, events_pb2, inspect_pb2, pool_pb2
 from tests.golden.subjects import State
+from tests.golden.traces import BlockEvent
 from tests.golden.wire import step_reply, step_request
 from tests.support.controller import Stubs
 
@@ -45,9 +46,19 @@ class GrpcSubject:
         )
         answer = self._exchange(cache_pb2.SessionRequest(start=start))
         assert answer.WhichOneof("message") == "ready"
+        self._watch = stubs.inspect.WatchEvents(
+            events_pb2.WatchEventsRequest(
+                pool_name=spec.pool_name,
+                epoch=registered.epoch,
+                after_revision=0,
+                with_token_ids=True,
+            )
+        )
+        self._through_revision = 0
 
     def close(self) -> None:
-        """Ends the session and releases the pool."""
+        """Ends the session and the watch, and releases the pool."""
+        self._watch.cancel()
         self._requests.put(None)
         for _ in self._responses:
             pass
@@ -128,6 +139,21 @@ class GrpcSubject:
             if not token:
                 return
 
+    def events(self) -> list[BlockEvent]:
+        """Reads the watch up to the pool's revision."""
+        pool = self._stubs.inspect.GetPool(
+            inspect_pb2.GetPoolRequest(pool_name=self._spec.pool_name), timeout=DEADLINE_S
+        ).pool
+        events: list[BlockEvent] = []
+        while self._through_revision < pool.revision:
+            answer = next(self._watch)
+            for event in answer.events:
+                self._through_revision += 1
+                assert event.revision == self._through_revision, "the revisions have a gap"
+                events.extend(block_events(event))
+            assert answer.through_revision == self._through_revision
+        return events
+
     def statistics(self) -> dict[str, int]:
         """Reads the admission counters, under their names in the trace files."""
         answer = self._stubs.inspect.GetPool(
@@ -142,3 +168,30 @@ class GrpcSubject:
             "preempted_queries": counted.preempted_query_token_count,
             "preempted_hits": counted.preempted_hit_token_count,
         }
+
+
+def block_events(event: events_pb2.PoolEvent) -> Iterator[BlockEvent]:
+    """Gives the events of the single blocks that one event is about."""
+    match event.WhichOneof("event"):
+        case "removed":
+            for digest_hex in event.removed.hashes_hex:
+                yield BlockEvent("removed", last_8_bytes(digest_hex))
+        case "stored":
+            stored = event.stored
+            parent_hex = stored.parent_hash_hex
+            size = stored.block_size
+            for index, digest_hex in enumerate(stored.hashes_hex):
+                yield BlockEvent(
+                    "stored",
+                    last_8_bytes(digest_hex),
+                    last_8_bytes(parent_hex) if parent_hex else None,
+                    tuple(stored.token_ids[index * size : (index + 1) * size]),
+                )
+                parent_hex = digest_hex
+        case "cleared":
+            yield BlockEvent("cleared")
+
+
+def last_8_bytes(digest_hex: str) -> int:
+    """Returns a digest as the trace files write it: big-endian."""
+    return int(digest_hex[-16:], 16)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 import numpy as np
 
@@ -80,6 +81,7 @@ class Player:
                 if result != operation.result:
                     raise differ("result", expected=operation.result, actual=result)
                 self._compare_state(operation)
+                self._compare_events(operation)
             except Difference as difference:
                 where = f"operation {index} ({operation.name} {operation.sequence_id})"
                 raise Difference(f"{where}: {difference}") from difference
@@ -99,6 +101,14 @@ class Player:
                 expected=operation.digest,
                 actual=f"{digest_of(state)} of {state}",
             )
+
+    def _compare_events(self, operation: Operation) -> None:
+        events = self.subject.events()
+        if events is None or operation.events is None:
+            return
+        for expected, actual in zip_longest(operation.events, events):
+            if expected != actual:
+                raise differ("event", expected=expected, actual=actual)
 
     def _apply(self, operation: Operation) -> object:
         match operation.name:

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from prefixd.controller.core.errors import BlocksInUse
 from prefixd.controller.core.messages import PoolSpec, Step, StepReply
-from tests.golden.traces import Trace
+from tests.golden.traces import BlockEvent, Trace
 from tests.model.digests import root_digest
 from tests.model.steps import NaiveLog
 
@@ -34,6 +34,9 @@ class Subject(Protocol):
 
     def statistics(self) -> dict[str, int]:
         """Reads the admission counters, under their names in the trace files."""
+
+    def events(self) -> list[BlockEvent] | None:
+        """Reads what happened since the last read; None where the subject tells no events."""
 
 
 def spec_of(trace: Trace, *, pool_name: str) -> PoolSpec:
@@ -92,3 +95,6 @@ class NaiveSubject:
             "preempted_queries": counted.preempted_query_token_count,
             "preempted_hits": counted.preempted_hit_token_count,
         }
+
+    def events(self) -> None:
+        """The naive model tells none."""

@@ -15,7 +15,7 @@ DATA = Path(__file__).parent / "data" / "apc_traces.json"
 
 
 def test_committed_traces_replay_equal_over_grpc(capsys: pytest.CaptureFixture[str]) -> None:
-    """Results, free order, index, reference counts, tables and counters equal the record."""
+    """Results, events, free order, index, counts, tables and counters equal the record."""
     assert replay.main([str(DATA)]) == 0
     assert capsys.readouterr().out == "2 traces, 320 operations: all equal\n"
 
@@ -60,6 +60,21 @@ def set_digest(traces: Any) -> None:
     traces[0]["ops"][3]["digest"] = "0" * 16
 
 
+def change_a_stored_digest(traces: Any) -> None:
+    """Records another digest for a block that the first operation stored."""
+    traces[0]["ops"][0]["events"][0][1][0] ^= 1
+
+
+def change_a_stored_token(traces: Any) -> None:
+    """Records another token for a block that the first operation stored."""
+    traces[0]["ops"][0]["events"][0][3][0] += 1
+
+
+def forget_an_event(traces: Any) -> None:
+    """Records one event less for the first operation."""
+    traces[0]["ops"][0]["events"].pop()
+
+
 def keep_counters(_: Any) -> None:
     """Keeps the counters of the whole trace behind its first operations."""
 
@@ -70,6 +85,9 @@ def keep_counters(_: Any) -> None:
         (set_result, "trace 0, operation 0 (new r0): result"),
         (swap_free_blocks, "trace 0, operation 2"),
         (set_digest, "trace 0, operation 3"),
+        (change_a_stored_digest, "trace 0, operation 0 (new r0): event"),
+        (change_a_stored_token, "trace 0, operation 0 (new r0): event"),
+        (forget_an_event, "trace 0, operation 0 (new r0): event"),
         (keep_counters, "trace 0, counters"),
     ],
 )

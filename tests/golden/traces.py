@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,24 @@ class FormatError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class BlockEvent:
+    """What happened to one block, or ("cleared") to all of them, as in the trace files.
+
+    `digest64` and `parent64` are the last 8 bytes of digests, big-endian.
+    """
+
+    kind: str
+    digest64: int | None = None
+    parent64: int | None = None
+    token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Operation:
     """One operation of a trace with what is known after it.
 
-    `result` is as recorded; `digest` is None where no state was recorded (an `append` that ran
-    out).
+    `result` is as recorded; `digest` and `events` are None where none were recorded (an `append`
+    that ran out).
     """
 
     name: str
@@ -35,6 +49,7 @@ class Operation:
     result: object
     free_order: tuple[int, ...] | None
     digest: str | None
+    events: tuple[BlockEvent, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +151,28 @@ def _operation(row: Any, where: str) -> Operation:
             result=row["result"],
             free_order=None if state is None else tuple(int(block) for block in state),
             digest=None if state is None else str(row["digest"]),
+            events=(
+                tuple(chain.from_iterable(map(_events, row["events"]))) if "events" in row else None
+            ),
         )
+
+
+def _events(row: Any) -> Iterator[BlockEvent]:
+    """Gives the events of the single blocks that one recorded event is about."""
+    match row:
+        case ["BlockRemoved", int(digest), *_]:
+            yield BlockEvent("removed", digest)
+        case ["BlockStored", list(digests), parent, list(token_ids), *_]:
+            size, rest = divmod(len(token_ids), max(1, len(digests)))
+            require(rest == 0, "an event has no whole number of tokens per block")
+            for index, digest in enumerate(digests):
+                tokens = as_token_ids(token_ids[index * size : (index + 1) * size])
+                yield BlockEvent("stored", int(digest), parent, tokens)
+                parent = digest
+        case ["AllBlocksCleared"]:
+            yield BlockEvent("cleared")
+        case _:
+            raise FormatError(f"unknown event {row!r}")
 
 
 def identity_of(row: Any) -> Identity:
