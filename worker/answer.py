@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from prefixd.worker.detokenizer import Detokenizer, StopScanner
 from prefixd.worker.errors import WorkerError
-from prefixd.worker.sampling import SamplingOptions
+from prefixd.worker.sampling import Draw, SamplingOptions
 from prefixd.worker.sequence import Sequence
 
 
@@ -41,7 +41,16 @@ class AnswerLimits:
 class Started:
     """The sequence runs; so many tokens of its prompt were reused."""
 
+    sequence_id: str
+    prompt_token_ids: tuple[int, ...] = field(repr=False)
     cached_token_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Natural logarithms of the probabilities of the prompt's tokens, from the second one on."""
+
+    logprobs: tuple[float, ...] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,30 +59,76 @@ class TextChunk:
 
     text: str
     token_ids: tuple[int, ...]
+    sample_index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The answer is complete."""
+    """The answer is complete; ``score`` is that of a beam search's hypothesis."""
 
+    sample_index: int
     reason: FinishReason
     stop_string: str
+    prompt_token_count: int
     cached_token_count: int
     generated_token_count: int
     block_count: int
     time_to_first_token_s: float
     decode_tokens_per_second: float
     preemption_count: int
+    draft_token_count: int = 0
+    accepted_draft_token_count: int = 0
+    score: float | None = None
 
 
-Part = Started | TextChunk | Finished
+Part = Started | PromptLogprobs | TextChunk | Finished
+
+
+class PartStream:
+    """The parts of all answers to one request, on their way to the one consumer.
+
+    Invariant: after a `Finished` of each answer, or a failure, no part follows.
+    """
+
+    def __init__(self, *, answer_count: int) -> None:
+        self._unfinished_count = answer_count
+        self._parts: asyncio.Queue[Part | WorkerError] = asyncio.Queue()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no part can follow."""
+        return self._unfinished_count == 0
+
+    def put(self, part: Part) -> None:
+        """Sends a part."""
+        assert not self.is_over, "the stream has ended"
+        if isinstance(part, Finished):
+            self._unfinished_count -= 1
+        self._parts.put_nowait(part)
+
+    def fail(self, error: WorkerError) -> None:
+        """Ends the stream with an error; does nothing if it is over."""
+        if not self.is_over:
+            self._unfinished_count = 0
+            self._parts.put_nowait(error)
+
+    async def parts(self) -> AsyncIterator[Part]:
+        """The parts as they come.
+
+        Raises:
+            WorkerError: the answers failed.
+        """
+        while not (self.is_over and self._parts.empty()):
+            part = await self._parts.get()
+            if isinstance(part, WorkerError):
+                raise part
+            yield part
 
 
 class Answer:
     """The answer that grows behind a sequence's prompt.
 
-    The engine feeds it; one consumer reads its parts. Invariant: after `Finished` or a failure no
-    part follows.
+    It is fed token by token and sends its parts. Invariant: it takes nothing after its end.
     """
 
     def __init__(
@@ -82,26 +137,38 @@ class Answer:
         sampling: SamplingOptions,
         limits: AnswerLimits,
         detokenizer: Detokenizer,
+        stream: PartStream,
         *,
         arrival_s: float,
+        sample_index: int = 0,
     ) -> None:
         self.sequence = sequence
-        self.sampling = sampling
+        self._sampling = sampling
         self._limits = limits
         self._detokenizer = detokenizer
+        self._stream = stream
         self._scanner = StopScanner(limits.stop_strings)
-        self._parts: asyncio.Queue[Part | WorkerError] = asyncio.Queue()
+        self._sample_index = sample_index
         self._cached_token_count = 0
         self._generated_token_count = 0
+        self._draft_token_count = 0
+        self._accepted_draft_token_count = 0
         self._arrival_s = arrival_s
         self._first_token_s = arrival_s
         self._last_token_s = arrival_s
-        self._is_over = False
 
-    def start(self, *, cached_token_count: int) -> None:
-        """The sequence was opened for the first time."""
-        self._cached_token_count = cached_token_count
-        self._parts.put_nowait(Started(cached_token_count))
+    def note_cached(self, *, token_count: int) -> None:
+        """So many leading tokens of the prompt were reused."""
+        self._cached_token_count = token_count
+
+    def note_drafts(self, *, token_count: int, accepted_token_count: int) -> None:
+        """So many tokens were guessed, and so many of them were right."""
+        self._draft_token_count += token_count
+        self._accepted_draft_token_count += accepted_token_count
+
+    def draw(self, position: int) -> Draw:
+        """How to choose the token at a position."""
+        return Draw(self._sampling, position)
 
     def take(self, token_id: int, *, now_s: float) -> FinishReason | None:
         """Takes the next token; returns why the answer is over, if it is.
@@ -116,57 +183,43 @@ class Answer:
         self._generated_token_count += 1
         self.sequence.token_ids.append(token_id)
         scan = self._scanner.add(self._detokenizer.add(token_id))
-        self._parts.put_nowait(TextChunk(scan.text, (token_id,)))
+        self._put_text(scan.text, (token_id,))
         if scan.stop_string is not None:
             return self._put_finished(FinishReason.STOP_STRING, scan.stop_string)
         if self._generated_token_count >= self._limits.token_count_max:
             return self._finish(self._limits.reason_at_max)
         return None
 
-    def fail(self, error: WorkerError) -> None:
-        """Ends the answer with an error; does nothing if it is over."""
-        if not self._is_over:
-            self._is_over = True
-            self._parts.put_nowait(error)
-
-    async def parts(self) -> AsyncIterator[Part]:
-        """The parts as they come, `Finished` last.
-
-        Raises:
-            WorkerError: the answer failed.
-        """
-        while True:
-            part = await self._parts.get()
-            if isinstance(part, WorkerError):
-                raise part
-            yield part
-            if isinstance(part, Finished):
-                return
-
     def _finish(self, reason: FinishReason) -> FinishReason:
         # What the detokenizer held back may yet complete a stop string.
         scan = self._scanner.add(self._detokenizer.finish())
         text = scan.text if scan.stop_string is not None else scan.text + self._scanner.finish()
         if text:
-            self._parts.put_nowait(TextChunk(text, ()))
+            self._put_text(text, ())
         if scan.stop_string is not None:
             return self._put_finished(FinishReason.STOP_STRING, scan.stop_string)
         return self._put_finished(reason, "")
 
+    def _put_text(self, text: str, token_ids: tuple[int, ...]) -> None:
+        self._stream.put(TextChunk(text, token_ids, self._sample_index))
+
     def _put_finished(self, reason: FinishReason, stop_string: str) -> FinishReason:
-        self._is_over = True
         later_token_count = max(0, self._generated_token_count - 1)
         decode_s = self._last_token_s - self._first_token_s
-        self._parts.put_nowait(
+        self._stream.put(
             Finished(
+                sample_index=self._sample_index,
                 reason=reason,
                 stop_string=stop_string,
+                prompt_token_count=self.sequence.prompt_token_count,
                 cached_token_count=self._cached_token_count,
                 generated_token_count=self._generated_token_count,
                 block_count=len(self.sequence.block_ids),
                 time_to_first_token_s=self._first_token_s - self._arrival_s,
                 decode_tokens_per_second=later_token_count / decode_s if decode_s > 0 else 0.0,
                 preemption_count=self.sequence.preemption_count,
+                draft_token_count=self._draft_token_count,
+                accepted_draft_token_count=self._accepted_draft_token_count,
             )
         )
         return reason

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from prefixd.worker.answer import Answer
 from prefixd.worker.errors import (
     WorkerError,
     controller_unavailable,
@@ -13,9 +12,11 @@ from prefixd.worker.errors import (
     internal_failure,
 )
 from prefixd.worker.execution import PassRunner
+from prefixd.worker.generation import Generation, Growth
 from prefixd.worker.limits import FORWARD_FAILURES_MAX, LIVE_SEQUENCES_MAX, SchedulerLimits
 from prefixd.worker.logs import Log
 from prefixd.worker.plan_check import PlanInvalid, PoolShape
+from prefixd.worker.reading import LogitRead, LogitReading
 from prefixd.worker.rpc.controller_client import (
     ControllerClient,
     EpochEnded,
@@ -23,10 +24,9 @@ from prefixd.worker.rpc.controller_client import (
     StepRefused,
 )
 from prefixd.worker.rpc.step_messages import step_answer, step_request
-from prefixd.worker.sampling import Draw
 from prefixd.worker.scheduler import Scheduler
 from prefixd.worker.sequence import Sequence
-from prefixd.worker.step import Applied, CloseReason, PassPlan, Rejection, StepDraft
+from prefixd.worker.step import Applied, CloseReason, PassPlan, PlannedChunk, Rejection, StepDraft
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Engine:
     One step is out at a time: it is planned, computed to its end, and reported by the next one. The
     forward pass runs in a thread, so that streams and health stay responsive.
 
-    Invariants: every answer that was submitted ends, with `Finished` or an error; a plan is
+    Invariants: every request that was submitted ends, with its answers or an error; a plan is
     executed at most once; no step is reported as executed whose pass did not run to its end.
     """
 
@@ -79,7 +79,7 @@ class Engine:
         self._clock_s = clock_s
         self._log = log
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="forward")
-        self._answers: dict[Sequence, Answer] = {}
+        self._generations: dict[Sequence, Generation] = {}
         self._is_draining = False
         self._wake = asyncio.Event()
         self._registration: Registration | None = None
@@ -102,8 +102,8 @@ class Engine:
             preemption_count=self._scheduler.preemption_count,
         )
 
-    def submit(self, answer: Answer) -> None:
-        """Takes an answer in.
+    def submit(self, generation: Generation) -> None:
+        """Takes a request's sequences in.
 
         Raises:
             WorkerError: DRAINING, CONTROLLER_UNAVAILABLE, LIMIT_EXCEEDED or SEQUENCE_EXISTS.
@@ -112,26 +112,40 @@ class Engine:
             raise draining()
         if not self._client.is_ready:
             raise controller_unavailable("the worker has no controller at the moment; try again")
-        if len(self._answers) >= LIVE_SEQUENCES_MAX:
+        live = set(self._generations.values())
+        live_count = sum(one.sequence_count_max for one in live)
+        if live_count + generation.sequence_count_max > LIVE_SEQUENCES_MAX:
             raise WorkerError(
                 "LIMIT_EXCEEDED",
-                f"{LIVE_SEQUENCES_MAX} answers run or wait already",
+                f"{live_count} sequences run or wait already",
                 numbers={"live_sequence_count_max": LIVE_SEQUENCES_MAX},
             )
-        sequence_id = answer.sequence.sequence_id
-        if any(live.sequence_id == sequence_id for live in self._answers):
-            raise WorkerError(
-                "SEQUENCE_EXISTS", f"sequence {sequence_id!r} is running", field="sequence_id"
-            )
-        self._answers[answer.sequence] = answer
-        self._scheduler.add(answer.sequence)
+        (sequence,) = generation.sequences
+        self._check_name(sequence.sequence_id)
+        self._generations[sequence] = generation
+        self._scheduler.add(sequence)
         self._wake.set()
 
-    def cancel(self, answer: Answer) -> None:
-        """Nobody wants the answer any more; its sequence is closed. Does nothing if it is over."""
-        if self._answers.pop(answer.sequence, None) is not None:
-            self._scheduler.end(answer.sequence, CloseReason.ABORTED)
-            self._wake.set()
+    def _check_name(self, name: str) -> None:
+        """Sequences that fork off are called after the first, so a name owns those below it."""
+        for live in self._generations:
+            first, second = sorted((live.sequence_id, name))
+            if first == second or second.startswith(f"{first}/"):
+                raise WorkerError(
+                    "SEQUENCE_EXISTS",
+                    f"sequence {live.sequence_id!r} is running",
+                    field="sequence_id",
+                )
+
+    def cancel(self, generation: Generation) -> None:
+        """Nobody wants the answers any more; their sequences are closed.
+
+        Does nothing if they are over.
+        """
+        for sequence in generation.sequences:
+            if self._generations.pop(sequence, None) is not None:
+                self._scheduler.end(sequence, CloseReason.ABORTED)
+                self._wake.set()
 
     async def run(self) -> None:
         """Runs steps while there is work, until cancelled."""
@@ -160,7 +174,7 @@ class Engine:
             try:
                 await asyncio.wait_for(self._client.ready(), self._controller_wait_s)
             except TimeoutError:
-                self._log.error("controller_lost", answer_count=len(self._answers))
+                self._log.error("controller_lost", answer_count=len(self._generations))
                 self._fail_all(
                     controller_unavailable("the controller went away and did not come back in time")
                 )
@@ -194,7 +208,7 @@ class Engine:
         try:
             await self._execute_step(draft, registration)
         except EpochEnded:
-            self._log.info("answers_wait_for_new_epoch", answer_count=len(self._answers))
+            self._log.info("answers_wait_for_new_epoch", answer_count=len(self._generations))
         except (StepRefused, PlanInvalid) as error:
             self._log.error("step_disagreed", step_id=self._step_id, error=str(error))
             await self._give_step_up(draft)
@@ -225,24 +239,25 @@ class Engine:
         plan = applied.pass_plan
         if plan.chunks or plan.copies:
             try:
-                token_ids = await self._run_pass(plan)
+                readings = await self._run_pass(plan)
             except Exception:
                 self._log.error("pass_failed", step_id=step_id, exc_info=True)
                 self._count_failure(step_id, plan)
                 return
             self._failure_count = 0
             self._is_confirmation_due = True
-            self._deliver(plan, token_ids)
+            self._deliver(plan, readings)
         self._executed_step_id = step_id
 
-    async def _run_pass(self, plan: PassPlan) -> list[int]:
-        sampled = [chunk.sequence for chunk in plan.chunks if chunk.wants_logits]
-        draws = [
-            Draw(self._answers[sequence].sampling, position=sequence.token_count)
-            for sequence in sampled
-        ]
+    async def _run_pass(self, plan: PassPlan) -> list[LogitReading]:
+        reads = [self._read(chunk) for chunk in plan.chunks if chunk.wants_logits]
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, self._runner.run, plan, draws)
+        return await loop.run_in_executor(self._executor, self._runner.run, plan, reads)
+
+    def _read(self, chunk: PlannedChunk) -> LogitRead:
+        generation = self._generations.get(chunk.sequence)
+        # It may have failed for another sequence's sake since the plan was laid out.
+        return LogitRead() if generation is None else generation.read(chunk)
 
     def _count_failure(self, step_id: int, plan: PassPlan) -> None:
         self._failed_step_id = step_id
@@ -260,20 +275,18 @@ class Engine:
 
     def _report(self, applied: Applied) -> None:
         for sequence, cached_token_count in applied.opened:
-            answer = self._answers.get(sequence)
-            if answer is not None:
-                answer.start(cached_token_count=cached_token_count)
+            generation = self._generations.get(sequence)
+            if generation is not None:
+                generation.start(cached_token_count=cached_token_count)
         for rejection in applied.rejections:
             self._reject(rejection)
 
     def _reject(self, rejection: Rejection) -> None:
         self._log.warning("sequence_rejected", reason=rejection.reason)
-        answer = self._answers.pop(rejection.sequence, None)
-        if answer is not None:
-            error = WorkerError(rejection.reason, rejection.message, numbers=rejection.numbers)
-            answer.fail(error)
+        error = WorkerError(rejection.reason, rejection.message, numbers=rejection.numbers)
+        self._fail_sequences({rejection.sequence}, error)
 
-    def _deliver(self, plan: PassPlan, token_ids: list[int]) -> None:
+    def _deliver(self, plan: PassPlan, readings: list[LogitReading]) -> None:
         now_s = self._clock_s()
         for chunk in plan.chunks:
             token_count = len(chunk.token_ids)
@@ -281,19 +294,26 @@ class Engine:
                 self._decode_token_count += token_count
             else:
                 self._prefill_token_count += token_count
-        sampled = (chunk.sequence for chunk in plan.chunks if chunk.wants_logits)
-        for sequence, token_id in zip(sampled, token_ids, strict=True):
-            answer = self._answers.get(sequence)
-            if answer is not None and answer.take(token_id, now_s=now_s) is not None:
-                del self._answers[sequence]
-                self._scheduler.end(sequence, CloseReason.FINISHED)
+        read = (chunk for chunk in plan.chunks if chunk.wants_logits)
+        for chunk, reading in zip(read, readings, strict=True):
+            generation = self._generations.get(chunk.sequence)
+            if generation is not None:
+                self._grow(generation, generation.take(chunk, reading, now_s=now_s))
+
+    def _grow(self, generation: Generation, growth: Growth) -> None:
+        for fork in growth.forks:
+            self._generations[fork.child] = generation
+            self._scheduler.add(fork.child)
+        for sequence in growth.ended:
+            del self._generations[sequence]
+            self._scheduler.end(sequence, CloseReason.FINISHED)
 
     def _fail_all(self, error: WorkerError) -> None:
-        self._fail_sequences(set(self._answers), error)
+        self._fail_sequences(set(self._generations), error)
 
     def _fail_sequences(self, sequences: set[Sequence], error: WorkerError) -> None:
         for sequence in sequences:
-            answer = self._answers.get(sequence)
-            if answer is not None:
-                self.cancel(answer)
-                answer.fail(error)
+            generation = self._generations.get(sequence)
+            if generation is not None:
+                self.cancel(generation)
+                generation.stream.fail(error)

@@ -1,26 +1,26 @@
-"""Executes a step on a model: copies, one forward pass, a token per finished chunk."""
+"""Executes a step on a model: copies, one forward pass, and what its logits tell."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
 from prefixd.worker.model.forward import BlockCopy, Chunk, flatten
 from prefixd.worker.model.runner import ModelRunner
-from prefixd.worker.sampling import Draw, sample
+from prefixd.worker.reading import LogitRead, LogitReading, read_logits
 from prefixd.worker.step import PassPlan, PlannedChunk
 
 
 class PassRunner(Protocol):
     """Executes passes, one at a time."""
 
-    def run(self, plan: PassPlan, draws: Sequence[Draw]) -> list[int]:
-        """Executes a pass whole and chooses tokens.
+    def run(self, plan: PassPlan, reads: Sequence[LogitRead]) -> list[LogitReading]:
+        """Executes a pass whole and reads its logits.
 
         Args:
             plan: at least one chunk or copy.
-            draws: one for each chunk that wants logits, in order.
+            reads: one for each chunk that wants logits, in order.
 
         Returns:
-            One token id per draw.
+            One reading per read.
 
         Raises:
             Exception: the pass did not run to its end; what it wrote counts for nothing.
@@ -34,8 +34,8 @@ class ModelPassRunner:
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
 
-    def run(self, plan: PassPlan, draws: Sequence[Draw]) -> list[int]:
-        """Executes a pass whole and chooses tokens; see `PassRunner`."""
+    def run(self, plan: PassPlan, reads: Sequence[LogitRead]) -> list[LogitReading]:
+        """Executes a pass whole and reads its logits; see `PassRunner`."""
         copies = tuple(
             BlockCopy(copy.source_block_id, copy.target_block_id, copy.token_count)
             for copy in plan.copies
@@ -44,7 +44,8 @@ class ModelPassRunner:
             self._runner.copy(copies)
             return []
         logits = self._runner.run(flatten([_chunk(chunk) for chunk in plan.chunks], copies))
-        return sample(logits, draws)
+        row_counts = [c.logit_token_count for c in plan.chunks if c.wants_logits]
+        return read_logits(logits, row_counts, reads)
 
 
 def _chunk(planned: PlannedChunk) -> Chunk:
@@ -53,5 +54,5 @@ def _chunk(planned: PlannedChunk) -> Chunk:
         start_position=planned.start_position,
         block_ids=planned.block_ids,
         slots=planned.slots,
-        logit_token_count=1 if planned.wants_logits else 0,
+        logit_token_count=planned.logit_token_count,
     )

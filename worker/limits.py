@@ -2,6 +2,10 @@
 
 from dataclasses import dataclass
 
+SAMPLES_MAX = 32
+"""Answers to one prompt, and beams of one search."""
+DRAFT_TOKENS_MAX = 16
+"""Tokens that prompt lookup guesses ahead of one step."""
 STOP_STRINGS_MAX = 16
 """Stop strings of one request."""
 STOP_STRING_LENGTH_MAX = 256
@@ -10,6 +14,8 @@ CACHE_SALT_LENGTH_MAX = 128
 """Length of a cache salt in characters."""
 SEQUENCE_ID_BYTES_MAX = 256
 """Length of a sequence id in UTF-8."""
+FORK_NAME_BYTES_MAX = 16
+"""What the names of sequences that fork off add to it."""
 TOKEN_COUNT_DEFAULT = 256
 """Most tokens of an answer whose request names no number."""
 LIVE_SEQUENCES_MAX = 1_024

@@ -36,8 +36,17 @@ def check_answer(answer: StepAnswer, draft: StepDraft) -> None:
         raise PlanInvalid("a deferred row is none of the step's rows")
 
 
-def check_plan(plan: Plan, sequence: Sequence, *, handle: int, shape: PoolShape) -> None:
+def check_plan(
+    plan: Plan, sequence: Sequence, *, handle: int, token_count: int, shape: PoolShape
+) -> None:
     """The plan continues the sequence's table, and its slots are those of its own blocks.
+
+    Args:
+        plan: for an open or an extend.
+        sequence: its state before the plan.
+        handle: its handle.
+        token_count: its tokens, drafts included.
+        shape: of the pool.
 
     Raises:
         PlanInvalid: says what differs.
@@ -50,10 +59,8 @@ def check_plan(plan: Plan, sequence: Sequence, *, handle: int, shape: PoolShape)
             f"positions [{plan.scheduled_start}, {plan.scheduled_end}) do not follow the"
             f" {sequence.scheduled_count} scheduled ones"
         )
-    if plan.scheduled_end > sequence.token_count:
-        raise PlanInvalid(
-            f"position {plan.scheduled_end - 1} is planned of {sequence.token_count} tokens"
-        )
+    if plan.scheduled_end > token_count:
+        raise PlanInvalid(f"position {plan.scheduled_end - 1} is planned of {token_count} tokens")
     _check_block_ids(plan.block_ids, shape)
     table = (*sequence.block_ids, *plan.block_ids)
     if plan.scheduled_end > len(table) * shape.block_size:

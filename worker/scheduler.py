@@ -6,20 +6,14 @@ who runs.
 
 from bisect import insort
 
+from prefixd.worker.layout import Layout
 from prefixd.worker.limits import (
     AWAIT_COUNT_MAX,
     OPENS_PER_STEP_MAX,
     SHORTAGE_COUNT_MAX,
     SchedulerLimits,
 )
-from prefixd.worker.plan_check import (
-    PlanInvalid,
-    PoolShape,
-    check_answer,
-    check_plan,
-    check_rows,
-    slot_of,
-)
+from prefixd.worker.plan_check import PoolShape, check_answer
 from prefixd.worker.sequence import Sequence, SequencePhase
 from prefixd.worker.step import (
     Applied,
@@ -28,13 +22,11 @@ from prefixd.worker.step import (
     CloseReason,
     Copy,
     Cut,
-    Decoded,
     DecodeRow,
     Extend,
     Open,
     Opened,
     PassPlan,
-    Plan,
     PlannedChunk,
     Refused,
     Rejection,
@@ -57,6 +49,7 @@ class Scheduler:
     def __init__(self, shape: PoolShape, limits: SchedulerLimits) -> None:
         self._shape = shape
         self._limits = limits
+        self._layout = Layout(shape)
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         self._closes: list[Close] = []
@@ -99,7 +92,10 @@ class Scheduler:
         insort(self._waiting, sequence, key=_arrival)
 
     def end(self, sequence: Sequence, reason: CloseReason) -> None:
-        """Nothing more is computed for the sequence; its blocks go back with the next step."""
+        """Nothing more is computed for the sequence; its blocks go back with the next step.
+
+        Does nothing for one that has ended.
+        """
         match sequence.phase:
             case SequencePhase.WAITING:
                 self._waiting.remove(sequence)
@@ -131,14 +127,16 @@ class Scheduler:
         if was_short and not self._closes and len(self._running) > 1:
             self._preempt(self._running[-1])
         closes = self.take_closes()
+        # Guesses would take blocks that others lack.
+        guesses = {} if was_short else self._guesses()
         decode_rows = tuple(
             DecodeRow(s, s.handle, s.scheduled_count, s.token_ids[-1])
             for s in self._running
-            if s.is_decoding
+            if s.is_decoding and s not in guesses
         )
         budget = self._limits.token_budget - len(decode_rows)
         assert budget > 0, "the limits leave room for prefill"
-        extends = self._draft_extends(budget)
+        extends = self._draft_extends(guesses, budget)
         budget -= sum(extend.schedule_token_count_max for extend in extends)
         can_open = not was_short and budget > 0
         return StepDraft(
@@ -167,12 +165,14 @@ class Scheduler:
         self.apply_cuts(answer.cuts)
         rejections: list[Rejection] = []
         copies: list[Copy] = list(answer.decoded.copies)
-        chunks = self._apply_rows(draft.decode_rows, answer.decoded, rejections)
+        chunks = self._layout.rows(draft.decode_rows, answer.decoded)
+        for index, reason in answer.decoded.deferred.items():
+            self._apply_refusal(draft.decode_rows[index].sequence, Refused(reason), rejections)
         for extend, extended in zip(draft.extends, answer.extends, strict=True):
             if isinstance(extended, Refused):
                 self._apply_refusal(extend.sequence, extended, rejections)
             else:
-                chunks += self._apply_plan(extend.sequence, extend.handle, extended.plan)
+                chunks += self._layout.extend(extend, extended.plan)
                 copies += extended.plan.copies
         opened: list[tuple[Sequence, int]] = []
         for entry, outcome in zip(draft.opens, answer.opens, strict=True):
@@ -186,31 +186,26 @@ class Scheduler:
                 self._apply_no_open(entry.sequence, outcome, rejections)
         return Applied(PassPlan(tuple(chunks), tuple(copies)), tuple(opened), tuple(rejections))
 
-    def apply_cuts(self, cuts: tuple[Cut, ...]) -> None:
-        """Lets the sequences fall back to what a failed step left of them."""
-        by_handle = {sequence.handle: sequence for sequence in self._running}
-        for cut in cuts:
-            sequence = by_handle.get(cut.handle)
-            if sequence is None:
-                continue  # ended, and its close is on the way
-            if not 0 <= cut.scheduled_count <= cut.known_count <= sequence.token_count:
-                raise PlanInvalid(
-                    f"a cut to {cut.scheduled_count} of {cut.known_count} known tokens"
-                )
-            sequence.known_count = cut.known_count
-            sequence.scheduled_count = cut.scheduled_count
-            block_count = -(-cut.scheduled_count // self._shape.block_size)
-            sequence.block_ids = sequence.block_ids[:block_count]
-            sequence.is_cut = True
+    def _guesses(self) -> dict[Sequence, tuple[int, ...]]:
+        """What may follow the sequences that have one token left to compute."""
+        guesses = {
+            sequence: sequence.lookup.propose(sequence.token_ids)
+            for sequence in self._running
+            if sequence.lookup is not None and sequence.unscheduled_token_count == 1
+        }
+        return {sequence: draft for sequence, draft in guesses.items() if draft}
 
-    def _draft_extends(self, budget: int) -> tuple[Extend, ...]:
+    def _draft_extends(
+        self, guesses: dict[Sequence, tuple[int, ...]], budget: int
+    ) -> tuple[Extend, ...]:
         extends: list[Extend] = []
-        for sequence in self._running:
-            if sequence.is_decoding:
+        # Answers that grow come before prompts, as decode rows do.
+        for sequence in sorted(self._running, key=lambda s: s.unscheduled_token_count > 1):
+            draft = guesses.get(sequence, ())
+            wanted = sequence.unscheduled_token_count + len(draft)
+            if wanted == 0 or (sequence.is_decoding and not draft):
                 continue
-            count = min(
-                self._limits.chunk_token_count_max, sequence.unscheduled_token_count, budget
-            )
+            count = min(self._limits.chunk_token_count_max, wanted, budget)
             if count < 1:
                 break
             budget -= count
@@ -222,6 +217,8 @@ class Scheduler:
                     scheduled_count_before=sequence.scheduled_count,
                     token_ids=tuple(sequence.token_ids[sequence.known_count :]),
                     schedule_token_count_max=count,
+                    draft_token_ids=draft,
+                    rollback_to_token_count=sequence.rollback_to_token_count,
                 )
             )
         return tuple(extends)
@@ -260,41 +257,18 @@ class Scheduler:
             await_token_count_min=self._shape.block_size if can_await else 0,
         )
 
-    def _apply_rows(
-        self, rows: tuple[DecodeRow, ...], decoded: Decoded, rejections: list[Rejection]
-    ) -> list[PlannedChunk]:
-        check_rows(decoded, rows, self._shape)
-        chunks: list[PlannedChunk] = []
-        for index, (row, block_id) in enumerate(zip(rows, decoded.new_block_ids, strict=True)):
-            sequence = row.sequence
-            if index in decoded.deferred:
-                self._apply_refusal(sequence, Refused(decoded.deferred[index]), rejections)
-                continue
-            if block_id:
-                sequence.block_ids.append(block_id)
-            sequence.known_count = sequence.scheduled_count = row.position + 1
-            sequence.shortage_count = 0
-            slot = slot_of(
-                sequence.block_ids, position=row.position, block_size=self._shape.block_size
-            )
-            chunks.append(self._chunk(sequence, row.position, row.position + 1, (slot,)))
-        return chunks
-
-    def _apply_plan(self, sequence: Sequence, handle: int, plan: Plan) -> list[PlannedChunk]:
-        check_plan(plan, sequence, handle=handle, shape=self._shape)
-        sequence.block_ids += plan.block_ids
-        sequence.known_count = sequence.token_count
-        sequence.scheduled_count = plan.scheduled_end
-        sequence.is_cut = False
-        sequence.shortage_count = 0
-        if plan.scheduled_start == plan.scheduled_end:
-            return []
-        return [self._chunk(sequence, plan.scheduled_start, plan.scheduled_end, plan.slots)]
+    def apply_cuts(self, cuts: tuple[Cut, ...]) -> None:
+        """Lets the sequences fall back to what a failed step left of them."""
+        by_handle = {sequence.handle: sequence for sequence in self._running}
+        for cut in cuts:
+            sequence = by_handle.get(cut.handle)
+            if sequence is not None:  # else it ended, and its close is on the way
+                self._layout.cut(sequence, cut)
 
     def _apply_open(self, entry: Open, outcome: Opened) -> list[PlannedChunk]:
         sequence = entry.sequence
         sequence.block_ids = []
-        chunks = self._apply_plan(sequence, entry.handle, outcome.plan)
+        chunks = self._layout.plan(sequence, outcome.plan, handle=entry.handle)
         sequence.handle = entry.handle
         sequence.was_opened = True
         sequence.await_count = 0
@@ -360,19 +334,6 @@ class Scheduler:
         sequence.preemption_count += 1
         self._preemption_count += 1
         insort(self._waiting, sequence, key=_arrival)
-
-    def _chunk(
-        self, sequence: Sequence, start: int, end: int, slots: tuple[int, ...]
-    ) -> PlannedChunk:
-        is_live = sequence.phase is not SequencePhase.ENDED
-        return PlannedChunk(
-            sequence,
-            start,
-            token_ids=tuple(sequence.token_ids[start:end]),
-            block_ids=tuple(sequence.block_ids),
-            slots=slots,
-            wants_logits=is_live and end == sequence.token_count,
-        )
 
 
 def _arrival(sequence: Sequence) -> int:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
+from prefixd.worker.speculation import PromptLookup
+
 
 class SequencePhase(Enum):
     """Where a sequence stands.
@@ -22,9 +24,9 @@ class Sequence:
     """A prompt and the answer that grows behind it.
 
     Invariants: ``handle``, the counts and ``block_ids`` describe the controller's state as of the
-    last answered step and are meaningful while RUNNING;
-    ``scheduled_count <= known_count <= len(token_ids)``; the last token is never scheduled before
-    it is known.
+    last answered step and are meaningful while RUNNING; ``known_count <= len(token_ids)``;
+    positions scheduled behind the known tokens are drafts, which count for nothing until they are
+    known.
 
     Attributes:
         sequence_id: its name for people, unique among the worker's live sequences.
@@ -32,6 +34,8 @@ class Sequence:
         prompt_token_count: how many of them are the prompt.
         cache_salt: separates tenants; empty: none.
         skip_cache_read: match nothing, yet publish.
+        wants_prompt_logits: whether the logits of all prompt positions are read.
+        lookup: guesses tokens ahead; None: nobody does.
         arrival: rank among all sequences of this worker; the earlier is served first.
         phase: where it stands.
         handle: its number in this epoch, new with each open.
@@ -51,6 +55,8 @@ class Sequence:
     arrival: int
     cache_salt: str = ""
     skip_cache_read: bool = False
+    wants_prompt_logits: bool = False
+    lookup: PromptLookup | None = None
     phase: SequencePhase = SequencePhase.WAITING
     handle: int = 0
     known_count: int = 0
@@ -68,9 +74,19 @@ class Sequence:
         return len(self.token_ids)
 
     @property
+    def rollback_to_token_count(self) -> int | None:
+        """Position of the first rejected draft that is still scheduled; None: there is none."""
+        if self.scheduled_count <= self.known_count:
+            return None
+        # The newest token stands where a draft was wrong, or behind the last one.
+        confirmed_count = len(self.token_ids) - 1
+        return confirmed_count if confirmed_count < self.scheduled_count else None
+
+    @property
     def unscheduled_token_count(self) -> int:
         """Tokens whose KV nobody computes yet."""
-        return len(self.token_ids) - self.scheduled_count
+        rollback = self.rollback_to_token_count
+        return len(self.token_ids) - (self.scheduled_count if rollback is None else rollback)
 
     @property
     def is_decoding(self) -> bool:

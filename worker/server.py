@@ -29,6 +29,7 @@ from prefixd.worker.rpc.controller_client import (
     PoolRefused,
 )
 from prefixd.worker.rpc.generate_request import AnswerBounds
+from prefixd.worker.rpc.generation_factory import GenerationFactory
 from prefixd.worker.rpc.interceptor import ErrorInterceptor
 from prefixd.worker.rpc.listening import Listening
 from prefixd.worker.rpc.worker_service import WorkerDescription, WorkerService
@@ -171,17 +172,18 @@ def build(
         clock_s=time.monotonic,
         log=log,
     )
+    reader = PromptReader(model.tokenizer, vocabulary_size=model.vocabulary_size)
+    bounds = AnswerBounds(
+        context_token_count_max=model.context_token_count_max,
+        slot_count=shape.usable_slot_count,
+        end_token_ids=model.end_token_ids,
+    )
     service = WorkerService(
         engine,
         client,
-        PromptReader(model.tokenizer, vocabulary_size=model.vocabulary_size),
-        AnswerBounds(
-            context_token_count_max=model.context_token_count_max,
-            slot_count=shape.usable_slot_count,
-            end_token_ids=model.end_token_ids,
-        ),
+        reader,
+        GenerationFactory(reader, bounds, clock_s=time.monotonic),
         _worker_description(config, model, shape, attention_backend),
-        clock_s=time.monotonic,
     )
     health = HealthServicer()
     grpc_server = grpc.aio.server(interceptors=[ErrorInterceptor(log)], options=SERVER_OPTIONS)

@@ -35,7 +35,12 @@ class DecodeRow:
 
 @dataclass(frozen=True, slots=True)
 class Extend:
-    """Schedules the next chunk of an open sequence; supplies the tokens not yet known."""
+    """Schedules the next chunk of an open sequence; supplies the tokens not yet known.
+
+    Attributes:
+        draft_token_ids: guesses for the positions behind the known tokens.
+        rollback_to_token_count: first lets the scheduled count fall to this: rejected drafts.
+    """
 
     sequence: Sequence
     handle: int
@@ -43,6 +48,8 @@ class Extend:
     scheduled_count_before: int
     token_ids: tuple[int, ...]
     schedule_token_count_max: int
+    draft_token_ids: tuple[int, ...] = ()
+    rollback_to_token_count: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +193,10 @@ class PlannedChunk:
     """Consecutive positions of one sequence that the forward pass computes.
 
     Attributes:
+        token_ids: those of the positions, drafts last.
         block_ids: the sequence's whole block table at this step.
-        wants_logits: whether a token is sampled behind the last position.
+        logit_token_count: of how many of the last positions the logits are wanted.
+        draft_token_count: how many of the last tokens are guesses.
     """
 
     sequence: Sequence
@@ -195,7 +204,18 @@ class PlannedChunk:
     token_ids: tuple[int, ...]
     block_ids: tuple[int, ...]
     slots: tuple[int, ...]
-    wants_logits: bool
+    logit_token_count: int
+    draft_token_count: int = 0
+
+    @property
+    def end_position(self) -> int:
+        """First position behind the chunk."""
+        return self.start_position + len(self.token_ids)
+
+    @property
+    def wants_logits(self) -> bool:
+        """Whether anything is read behind its positions."""
+        return self.logit_token_count > 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from prefixd.worker.execution import PassRunner
-from prefixd.worker.sampling import Draw
+from prefixd.worker.reading import LogitRead, LogitReading
 from prefixd.worker.step import PassPlan
 
 R = TypeVar("R", bound=PassRunner)
@@ -46,14 +46,14 @@ class FaultyRunner:
         self.pass_count = 0
         self.broken_count = 0
 
-    def run(self, plan: PassPlan, draws: Sequence[Draw]) -> list[int]:
+    def run(self, plan: PassPlan, reads: Sequence[LogitRead]) -> list[LogitReading]:
         """Runs the pass, or breaks it."""
         self.pass_count += 1
         if not self._is_faulty(self.pass_count):
-            return self._inner.run(plan, draws)
+            return self._inner.run(plan, reads)
         self.broken_count += 1
         if self.broken_count % 2 == 0:
-            self._inner.run(plan, draws)
+            self._inner.run(plan, reads)
         raise PassBroken
 
 
@@ -80,13 +80,13 @@ class GatedRunner:
         """Lets the waiting pass and all others through."""
         self._gate.set()
 
-    def run(self, plan: PassPlan, draws: Sequence[Draw]) -> list[int]:
+    def run(self, plan: PassPlan, reads: Sequence[LogitRead]) -> list[LogitReading]:
         """Runs the pass once the gate is open."""
         self.plans.append(plan)
         if not self._gate.is_set():
             self._waiting.set()
             assert self._gate.wait(TIMEOUT_S)
-        return self._inner.run(plan, draws)
+        return self._inner.run(plan, reads)
 
 
 class CuttingRunner:
@@ -99,9 +99,9 @@ class CuttingRunner:
         self._pass_count = 0
         self.cut_count = 0
 
-    def run(self, plan: PassPlan, draws: Sequence[Draw]) -> list[int]:
+    def run(self, plan: PassPlan, reads: Sequence[LogitRead]) -> list[LogitReading]:
         """Runs the pass; the connection may be gone when it ends."""
         self._pass_count += 1
         if self._pass_count in self._pass_numbers:
             self.cut_count += self._cut()
-        return self._inner.run(plan, draws)
+        return self._inner.run(plan, reads)

@@ -23,9 +23,18 @@ CHAT_TEMPLATE = (
 
 
 def write_tiny_model(
-    folder: Path, *, seed: int = 0, context_token_count_max: int = 2_048, layer_count: int = 2
+    folder: Path,
+    *,
+    seed: int = 0,
+    context_token_count_max: int = 2_048,
+    layer_count: int = 2,
+    initializer_range: float = 0.2,
 ) -> Path:
-    """Writes a random Llama: one token per byte, 258 tokens; the same for the same seed."""
+    """Writes a random Llama: one token per byte, 258 tokens; the same for the same seed.
+
+    The wider the initial weights, the more an answer depends on all that stands before it; with
+    narrow ones it soon repeats itself.
+    """
     tokenizer = _byte_tokenizer()
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -35,7 +44,7 @@ def write_tiny_model(
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=context_token_count_max,
-        initializer_range=0.2,
+        initializer_range=initializer_range,
         bos_token_id=None,
         eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
         pad_token_id=None,

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -49,6 +50,7 @@ class Generated:
     texts: tuple[str, ...]
     started: worker_pb2.GenerateStarted
     finished: worker_pb2.GenerateFinished
+    prompt_logprobs: tuple[float, ...] | None = None
 
 
 @dataclass
@@ -86,21 +88,45 @@ class Client:
 
 def collect(responses: Any) -> Generated:
     """Reads an answer to its end."""
+    (answer,) = collect_samples(responses)
+    return answer
+
+
+def collect_samples(responses: Any) -> list[Generated]:
+    """Reads all answers of one request to their end, in order."""
     started: list[worker_pb2.GenerateStarted] = []
-    finished: list[worker_pb2.GenerateFinished] = []
-    texts: list[str] = []
-    token_ids: list[int] = []
+    finished: dict[int, worker_pb2.GenerateFinished] = {}
+    texts: defaultdict[int, list[str]] = defaultdict(list)
+    token_ids: defaultdict[int, list[int]] = defaultdict(list)
+    logprobs: tuple[float, ...] | None = None
     for response in responses:
         match response.WhichOneof("part"):
             case "started":
                 started.append(response.started)
+            case "prompt_logprobs":
+                assert logprobs is None
+                assert not texts
+                logprobs = tuple(response.prompt_logprobs.logprobs)
             case "chunk":
-                texts.append(response.chunk.text)
-                token_ids += response.chunk.token_ids
+                assert response.chunk.sample_index not in finished
+                texts[response.chunk.sample_index].append(response.chunk.text)
+                token_ids[response.chunk.sample_index] += response.chunk.token_ids
             case "finished":
-                finished.append(response.finished)
-    (one_started,), (one_finished,) = started, finished
-    return Generated("".join(texts), tuple(token_ids), tuple(texts), one_started, one_finished)
+                assert response.finished.sample_index not in finished
+                finished[response.finished.sample_index] = response.finished
+    (one_started,) = started
+    assert sorted(finished) == list(range(len(finished)))
+    return [
+        Generated(
+            "".join(texts[index]),
+            tuple(token_ids[index]),
+            tuple(texts[index]),
+            one_started,
+            finished[index],
+            logprobs,
+        )
+        for index in range(len(finished))
+    ]
 
 
 @contextmanager

@@ -8,6 +8,9 @@ from prefixd.worker.answer import AnswerLimits, FinishReason
 from prefixd.worker.errors import WorkerError, field_invalid
 from prefixd.worker.limits import (
     CACHE_SALT_LENGTH_MAX,
+    DRAFT_TOKENS_MAX,
+    FORK_NAME_BYTES_MAX,
+    SAMPLES_MAX,
     SEQUENCE_ID_BYTES_MAX,
     STOP_STRING_LENGTH_MAX,
     STOP_STRINGS_MAX,
@@ -33,6 +36,44 @@ class AnswerBounds:
     context_token_count_max: int
     slot_count: int
     end_token_ids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestShape:
+    """How many answers a request asks for.
+
+    Attributes:
+        sample_count: answers that are sent.
+    """
+
+    sample_count: int
+
+
+def read_shape(request: worker_pb2.GenerateRequest) -> RequestShape:
+    """How many answers are asked for.
+
+    Raises:
+        WorkerError: FIELD_INVALID.
+    """
+    _check_range("sample_count", request.sample_count, low=0, high=SAMPLES_MAX)
+    _check_range(
+        "draft_token_count_max", request.draft_token_count_max, low=0, high=DRAFT_TOKENS_MAX
+    )
+    sample_count = request.sample_count or 1
+    byte_count = len(request.sequence_id.encode())
+    byte_count_max = SEQUENCE_ID_BYTES_MAX - (FORK_NAME_BYTES_MAX if sample_count > 1 else 0)
+    if byte_count > byte_count_max:
+        raise field_invalid(
+            "sequence_id",
+            f"a sequence id of {byte_count} bytes, but at most {byte_count_max} are taken",
+            numbers={"byte_count": byte_count, "byte_count_max": byte_count_max},
+        )
+    return RequestShape(sample_count)
+
+
+def seed_of_sample(seed: int, *, index: int) -> int:
+    """The seed of one of several answers."""
+    return (seed + index) % (SEED_MAX + 1)
 
 
 def read_prompt(prompt: worker_pb2.Prompt, reader: PromptReader) -> list[int]:
@@ -156,12 +197,14 @@ def _check_strings(request: worker_pb2.GenerateRequest) -> None:
             f" {CACHE_SALT_LENGTH_MAX} are taken",
             numbers={"length": len(request.cache_salt), "length_max": CACHE_SALT_LENGTH_MAX},
         )
-    byte_count = len(request.sequence_id.encode())
-    if byte_count > SEQUENCE_ID_BYTES_MAX:
+
+
+def _check_range(name: str, value: int, *, low: int, high: int) -> None:
+    if not low <= value <= high:
         raise field_invalid(
-            "sequence_id",
-            f"a sequence id of {byte_count} bytes, but at most {SEQUENCE_ID_BYTES_MAX} are taken",
-            numbers={"byte_count": byte_count, "byte_count_max": SEQUENCE_ID_BYTES_MAX},
+            name,
+            f"{name} is {value}, but must be {low} to {high}",
+            numbers={name: value, f"{name}_limit": high},
         )
 
 

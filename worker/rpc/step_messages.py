@@ -110,6 +110,9 @@ def _fill_extend(entry: cache_pb2.ExtendEntry, extend: Extend) -> None:
     entry.scheduled_count_before = extend.scheduled_count_before
     EXTEND_TOKEN_IDS.append(entry, extend.token_ids)
     entry.schedule_token_count_max = extend.schedule_token_count_max
+    entry.draft_token_count = len(extend.draft_token_ids)
+    if extend.rollback_to_token_count is not None:
+        entry.rollback_to_token_count = extend.rollback_to_token_count
 
 
 def _fill_open(entry: cache_pb2.OpenEntry, opening: Open) -> None:

@@ -1,37 +1,21 @@
 """What clients call: answers as streams, token counts, and the worker's description."""
 
 import asyncio
-import itertools
-import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
 from prefixd.v1 import worker_pb2, worker_pb2_grpc
-from prefixd.worker.answer import Answer, Finished, FinishReason, Part, Started, TextChunk
-from prefixd.worker.detokenizer import Detokenizer
 from prefixd.worker.engine import Engine
-from prefixd.worker.errors import WorkerError
 from prefixd.worker.prompt import PromptReader
+from prefixd.worker.rpc.answer_messages import part_message
 from prefixd.worker.rpc.controller_client import ControllerClient
-from prefixd.worker.rpc.generate_request import (
-    AnswerBounds,
-    read_limits,
-    read_prompt,
-    read_sampling,
-)
-from prefixd.worker.sequence import Sequence
+from prefixd.worker.rpc.generate_request import read_prompt
+from prefixd.worker.rpc.generation_factory import GenerationFactory
 
 Context = grpc.aio.ServicerContext[Any, Any]
-
-FINISH_REASONS = {
-    FinishReason.END_OF_SEQUENCE: worker_pb2.FINISH_REASON_END_OF_SEQUENCE,
-    FinishReason.STOP_STRING: worker_pb2.FINISH_REASON_STOP_STRING,
-    FinishReason.TOKEN_COUNT_MAX: worker_pb2.FINISH_REASON_TOKEN_COUNT_MAX,
-    FinishReason.CONTEXT_LENGTH: worker_pb2.FINISH_REASON_CONTEXT_LENGTH,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,38 +37,33 @@ class WorkerDescription:
 
 
 class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
-    """Serves one engine. A call owns its answer: when it ends, so does the sequence."""
+    """Serves one engine. A call owns its answers: when it ends, so do their sequences."""
 
     def __init__(
         self,
         engine: Engine,
         client: ControllerClient,
         reader: PromptReader,
-        bounds: AnswerBounds,
+        factory: GenerationFactory,
         description: WorkerDescription,
-        *,
-        clock_s: Callable[[], float],
     ) -> None:
         self._engine = engine
         self._client = client
         self._reader = reader
-        self._bounds = bounds
+        self._factory = factory
         self._description = description
-        self._clock_s = clock_s
-        self._arrivals = itertools.count(1)
 
     async def Generate(
         self, request: worker_pb2.GenerateRequest, _context: Context
     ) -> AsyncIterator[worker_pb2.GenerateResponse]:
-        """Streams an answer."""
-        arrival_s = self._clock_s()
-        answer = await self._answer(request, arrival_s)
-        self._engine.submit(answer)
+        """Streams answers."""
+        generation = await self._factory.make(request)
+        self._engine.submit(generation)
         try:
-            async for part in answer.parts():
-                yield self._response(part, answer.sequence)
+            async for part in generation.stream.parts():
+                yield part_message(part)
         finally:
-            self._engine.cancel(answer)
+            self._engine.cancel(generation)
 
     async def CountTokens(
         self, request: worker_pb2.CountTokensRequest, _context: Context
@@ -119,56 +98,3 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             preemption_count=statistics.preemption_count,
             chunk_token_count_max=description.chunk_token_count_max,
         )
-
-    async def _answer(self, request: worker_pb2.GenerateRequest, arrival_s: float) -> Answer:
-        sampling = read_sampling(request.sampling, random_seed=secrets.randbits(63))
-        # A long prompt takes a while to tokenize; other streams go on meanwhile.
-        token_ids = await asyncio.to_thread(read_prompt, request.prompt, self._reader)
-        limits = read_limits(request, self._bounds, prompt_token_count=len(token_ids))
-        if limits.stop_strings and not self._reader.has_tokenizer:
-            raise WorkerError("UNSUPPORTED", "the model has no tokenizer, so no stop strings")
-        arrival = next(self._arrivals)
-        sequence = Sequence(
-            sequence_id=request.sequence_id or f"sequence-{arrival}",
-            token_ids=token_ids,
-            prompt_token_count=len(token_ids),
-            arrival=arrival,
-            cache_salt=request.cache_salt,
-            skip_cache_read=request.skip_cache_read,
-        )
-        detokenizer = Detokenizer(self._reader.decode)
-        return Answer(sequence, sampling, limits, detokenizer, arrival_s=arrival_s)
-
-    def _response(self, part: Part, sequence: Sequence) -> worker_pb2.GenerateResponse:
-        match part:
-            case Started():
-                return worker_pb2.GenerateResponse(started=_started(part, sequence))
-            case TextChunk():
-                chunk = worker_pb2.GenerateChunk(text=part.text, token_ids=part.token_ids)
-                return worker_pb2.GenerateResponse(chunk=chunk)
-            case Finished():
-                return worker_pb2.GenerateResponse(finished=_finished(part, sequence))
-
-
-def _started(part: Started, sequence: Sequence) -> worker_pb2.GenerateStarted:
-    return worker_pb2.GenerateStarted(
-        sequence_id=sequence.sequence_id,
-        prompt_token_count=sequence.prompt_token_count,
-        cached_token_count=part.cached_token_count,
-        prompt_token_ids=sequence.token_ids[: sequence.prompt_token_count],
-    )
-
-
-def _finished(part: Finished, sequence: Sequence) -> worker_pb2.GenerateFinished:
-    finished = worker_pb2.GenerateFinished(
-        finish_reason=FINISH_REASONS[part.reason],
-        prompt_token_count=sequence.prompt_token_count,
-        cached_token_count=part.cached_token_count,
-        generated_token_count=part.generated_token_count,
-        block_count=part.block_count,
-        decode_tokens_per_second=part.decode_tokens_per_second,
-        preemption_count=part.preemption_count,
-        stop_string=part.stop_string,
-    )
-    finished.time_to_first_token.FromNanoseconds(round(part.time_to_first_token_s * 1e9))
-    return finished
