@@ -105,4 +105,4 @@ def _field(status: status_pb2.Status) -> str:
 
 def _cause(text: str) -> str:
     """Keeps the last clause of gRPC's nested connection errors: the operating system's words."""
-    return text.rpartition(": ")[2].strip() or "connection lost"
+    return text.rpartition(": ")[2].strip(" ]") or "connection lost"

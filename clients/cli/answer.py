@@ -9,20 +9,30 @@ from rich.console import Console
 
 from prefixd.clients.answers import Answer, ChatPrompt, Conversation, GenerateOptions, Message
 from prefixd.clients.cli import output
-from prefixd.clients.cli.options import WORKER, AsJson, WorkerAddress, settings_of
+from prefixd.clients.cli.options import INT32_MAX, WORKER, AsJson, WorkerAddress, settings_of
 from prefixd.clients.errors import CallRefused
 from prefixd.clients.worker_client import AnswerStream, WorkerClient
 
 TokenCountMax = Annotated[
     int,
-    typer.Option("--token-count-max", "-n", min=0, help="Most tokens; 0: the server's default."),
+    typer.Option(
+        "--token-count-max",
+        "-n",
+        min=0,
+        max=INT32_MAX,
+        help="Most tokens; 0: the server's default.",
+    ),
 ]
 Temperature = Annotated[float, typer.Option(min=0, help="0: always the likeliest token.")]
-TopK = Annotated[int, typer.Option(min=0, help="Choose among this many tokens; 0: all.")]
+TopK = Annotated[
+    int, typer.Option(min=0, max=INT32_MAX, help="Choose among this many tokens; 0: all.")
+]
 TopP = Annotated[
     float | None, typer.Option(help="Choose among the likeliest tokens of this total probability.")
 ]
-Seed = Annotated[int | None, typer.Option(help="Makes the choice repeatable.")]
+Seed = Annotated[
+    int | None, typer.Option(min=0, max=2**63 - 1, help="Makes the choice repeatable.")
+]
 Stop = Annotated[
     list[str] | None, typer.Option("--stop", help="Stop before this string; may be repeated.")
 ]

@@ -9,6 +9,7 @@ from prefixd.clients import results
 from prefixd.clients.cli import output
 from prefixd.clients.cli.options import (
     CONTROLLER,
+    INT32_MAX,
     WORKER,
     AsJson,
     ControllerAddress,
@@ -137,7 +138,9 @@ def blocks(
 
 def block(
     context: typer.Context,
-    block_id: Annotated[int, typer.Argument(metavar="BLOCK", help="Id of the block.")],
+    block_id: Annotated[
+        int, typer.Argument(metavar="BLOCK", max=INT32_MAX, help="Id of the block.")
+    ],
     pool_name: PoolName = None,
     controller: ControllerAddress = CONTROLLER,
     as_json: AsJson = False,

@@ -78,6 +78,9 @@ def run(arguments: Sequence[str]) -> int:
     except OSError as error:
         print_error(str(error))
         return EXIT_FAILED
+    except UnicodeError as error:
+        print_error(f"the input is not UTF-8 text: {error}")
+        return EXIT_USAGE
     except usage_error() as error:
         message = _message(error)
         # Without any argument typer has printed the help itself, and has no message.

@@ -46,6 +46,8 @@ PoolName = Annotated[
     ),
 ]
 
+INT32_MAX = 2**31 - 1
+"""Largest count or block id that travels."""
 CONTROLLER = CONTROLLER_ADDRESS_DEFAULT
 """Default of ControllerAddress."""
 WORKER = WORKER_ADDRESS_DEFAULT

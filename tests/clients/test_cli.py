@@ -44,6 +44,25 @@ def _address(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFIXD_CONTROLLER", scene.address)
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("block", str(2**31)),
+        ("generate", "hello", "-n", str(2**31)),
+        ("generate", "hello", "--top-k", str(2**31)),
+        ("generate", "hello", "--seed", str(2**63)),
+        ("generate", "hello", "--seed", "-1"),
+        ("generate", "no text: \udcff"),
+        ("sequence", "no text: \udcff"),
+    ],
+)
+def test_what_cannot_be_sent_is_wrong_usage(capsys: Captured, arguments: tuple[str, ...]) -> None:
+    """A number that fits no message, and bytes that are no text, are told in one line."""
+    code, line = failed(capsys, *arguments)
+    assert code == EXIT_USAGE
+    assert line.startswith("prefixd: ")
+
+
 def test_pools_prints_a_row_per_pool(capsys: Captured) -> None:
     """The table names the pool and what drives it."""
     output = printed(capsys, "pools")
