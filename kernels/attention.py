@@ -23,6 +23,9 @@ from prefixd.kernels.reduction import reduction_launches
 from prefixd.kernels.tiling import Tile, Tiling, power_of_two_at_least
 from prefixd.kernels.work_buffers import WorkTensors
 
+LOG2_E = tl.constexpr(1.4426950408889634)
+"""Exponents are taken to base 2, which is what the hardware has."""
+
 
 # Numbers that change from pass to pass must not make new kernels.
 @triton.jit(do_not_specialize=["window", "tables_stride"])
@@ -66,6 +69,7 @@ def attention_kernel(
     WHOLE: tl.constexpr,
 ):
     """Computes one item for one kv head; see ``paged_attention``."""
+    # The fields of an item, see ITEM_FIELDS.
     item_ptr = items_ptr + tl.program_id(0) * 5
     row_count = tl.load(item_ptr + 4)
     if row_count == 0:
@@ -95,11 +99,10 @@ def attention_kernel(
         mask=lane_mask[:, None] & (key_elements < KEY_WIDTH)[None, :],
         other=0.0,
     )
-    # Exponents are taken to base 2, which is what the hardware has.
     if SOFTCAPPED:
         score_factor = scaling / softcap
     else:
-        score_factor = scaling * 1.4426950408889634
+        score_factor = scaling * LOG2_E
 
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
@@ -126,8 +129,8 @@ def attention_kernel(
             scores *= key_scales[None, :]
         if SOFTCAPPED:
             # tanh by its exponential, from the side where nothing overflows.
-            decay = tl.exp2(-2.0 * 1.4426950408889634 * tl.abs(scores))
-            magnitude = softcap * 1.4426950408889634 * (1.0 - decay) / (1.0 + decay)
+            decay = tl.exp2(tl.abs(scores) * (-2.0 * LOG2_E))
+            magnitude = (1.0 - decay) / (1.0 + decay) * (softcap * LOG2_E)
             scores = tl.where(scores < 0.0, -magnitude, magnitude)
         visible = readable[None, :] & (key_positions[None, :] <= positions[:, None])
         if WINDOWED:
@@ -161,7 +164,7 @@ def attention_kernel(
     if WHOLE:
         if SINKS:
             sinks = tl.load(sinks_ptr + heads, mask=lane_mask, other=0.0).to(tl.float32)
-            sinks *= 1.4426950408889634
+            sinks *= LOG2_E
             final_peak = tl.maximum(peak, sinks)
             rescale = tl.exp2(peak - final_peak)
             total = total * rescale + tl.exp2(sinks - final_peak)

@@ -9,6 +9,8 @@ from prefixd.kernels.options import AttentionOptions
 from prefixd.kernels.tiling import power_of_two_at_least
 from prefixd.kernels.work_buffers import WorkTensors
 
+LOG2_E = tl.constexpr(1.4426950408889634)
+
 
 # Numbers that change from pass to pass must not make new kernels.
 @triton.jit(do_not_specialize=["row_count"])
@@ -36,7 +38,7 @@ def reduction_kernel(
 
     peak = float("-inf")
     if SINKS:
-        sink = tl.load(sinks_ptr + head).to(tl.float32) * 1.4426950408889634
+        sink = tl.load(sinks_ptr + head).to(tl.float32) * LOG2_E
         peak = sink
     for index in range(start, end):
         partial = tl.load(order_ptr + index).to(tl.int64) * HEADS + head

@@ -4,14 +4,16 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from prefixd.kernels.compilation import TARGETS, Resources
-from prefixd.kernels.report import Line, ResourceCache, default_cache_folder
-from prefixd.kernels.variants import default_kinds, small_kinds, variants_of
+from prefixd.kernels.compilation import TARGETS, Compilation, Resources
+from prefixd.kernels.layer_kv import FP8_DTYPE
+from prefixd.kernels.report import Line, ResourceCache, default_cache_folder, report_target
+from prefixd.kernels.variants import LayerKind, default_kinds, small_kinds, variants_of
 
 
 def run_report(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -29,15 +31,37 @@ def run_report(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str
 
 @pytest.mark.timeout(600)
 def test_the_small_report_has_no_spills(repository_folder: Path, tmp_path: Path) -> None:
-    """bf16 and fp8 kernels of the commonest head width compile for every target, unspilled."""
+    """int8 kernels of the narrowest usual head compile for every target, unspilled."""
     path = tmp_path / "report.json"
     run = run_report("--kinds", "small", "--json", str(path), folder=repository_folder)
     assert 0 == run.returncode, run.stdout + run.stderr
     lines = json.loads(path.read_text())
-    assert set(TARGETS) == {line["target"] for line in lines}
-    refused = {line["variant"] for line in lines if line["refusal"]}
-    assert refused == {v.name for v in variants_of(small_kinds()[1])}
-    assert all(line["resources"]["spill_count"] == 0 for line in lines if not line["refusal"])
+    (kind,) = small_kinds()
+    expected = {(target, variant.name) for target in TARGETS for variant in variants_of(kind)}
+    assert expected == {(line["target"], line["variant"]) for line in lines}
+    assert all(line["resources"]["register_count"] > 0 for line in lines)
+    assert all(line["resources"]["spill_count"] == 0 for line in lines)
+
+
+def test_fp8_is_refused_where_it_does_not_exist(tmp_path: Path) -> None:
+    """The line says why, and it is no failure."""
+    kind = LayerKind(128, 128, torch.bfloat16, FP8_DTYPE)
+    lines = report_target(TARGETS["sm_80"], [kind], tmp_path)
+    assert [variant.name for variant in variants_of(kind)] == [line.variant for line in lines]
+    assert {"e4m3 conversions need compute capability 8.9 or newer"} == {
+        line.refusal for line in lines
+    }
+    assert not any(line.failure or line.resources for line in lines)
+
+
+@pytest.mark.slow
+def test_fp8_indeed_does_not_compile_where_it_is_refused() -> None:
+    """The refusal is no more careful than it has to be."""
+    kind = LayerKind(64, 64, torch.bfloat16, FP8_DTYPE)
+    target = replace(TARGETS["sm_80"], fp8_refusal=None)
+    store = next(v for v in variants_of(kind) if v.name.startswith("store"))
+    with pytest.raises(Exception, match="fp8e4nv"):
+        Compilation(store.launch, target).resources()
 
 
 @pytest.mark.slow
