@@ -44,6 +44,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def main(
+    *,
     listen: Annotated[
         list[str],
         typer.Option(help="Address to serve: HOST:PORT or unix:PATH; may be given again."),
