@@ -112,7 +112,7 @@ class Server:
         self._config = config
         self._epochs = epochs
         self._sessions = sessions
-        self._watchers = watchers
+        self.watchers = watchers
         self._serving = serving
         self._health = health
         self._clock = clock
@@ -141,7 +141,7 @@ class Server:
         await self._health.enter_graceful_shutdown()
         reason = Draining("the controller is shutting down")
         self._sessions.end_all(reason)
-        self._watchers.end_all(reason)
+        self.watchers.end_all(reason)
 
     async def stop(self) -> None:
         """Drains, lets calls in flight finish, and stops serving."""

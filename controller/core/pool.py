@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Set
 
 from prefixd.controller.core import limits, validate_step
 from prefixd.controller.core.decoding import decode
-from prefixd.controller.core.errors import BlocksInUse, CacheError
+from prefixd.controller.core.dropping import Dropped, drop_named
+from prefixd.controller.core.errors import BlockNotFound, BlocksInUse, CacheError
 from prefixd.controller.core.extension import extend_sequence
 from prefixd.controller.core.failure import cut_unwritten
 from prefixd.controller.core.hashing import Hasher
@@ -172,6 +174,20 @@ class Pool:
         state.index.clear()
         state.events.clear()
         return dropped_count
+
+    def evict_blocks(self, *, block_ids: Set[int], digests: Set[bytes]) -> Dropped:
+        """Take blocks out of the index, by id or digest, with everything cached behind them.
+
+        Held blocks stay in their tables; their sequences publish and match nothing more. Raises
+        BlockNotFound (block_id, block_count).
+        """
+        for block_id in sorted(block_ids):
+            if not 1 <= block_id < self.spec.block_count:
+                raise BlockNotFound(
+                    f"block {block_id} is not in 1..{self.spec.block_count - 1}",
+                    numbers={"block_id": block_id, "block_count": self.spec.block_count},
+                )
+        return drop_named(self.state, block_ids=block_ids, digests=digests)
 
     def set_model_version(self, model_version: str) -> int:
         """Drop everything computed under another version (S4); return the dropped idle blocks.
