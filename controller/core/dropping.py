@@ -1,0 +1,108 @@
+"""Taking named content out of the index on an operator's behalf (rules S13, S19).
+
+Tables keep their blocks, and the free order its positions. A sequence that stands on dropped
+content keeps what it has and publishes and matches nothing more: what it computes depends on
+content that somebody wants gone.
+"""
+
+from array import array
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+
+from prefixd.controller.core.node import Node
+from prefixd.controller.core.sequences import Sequence
+from prefixd.controller.core.state import PoolState
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """Blocks that left the index, and how many of them a table still has."""
+
+    block_count: int
+    held_block_count: int
+
+
+def drop_named(state: PoolState, *, block_ids: Set[int], digests: Set[bytes]) -> Dropped:
+    """Drop the places of blocks and of published digests, with everything behind them (S19).
+
+    A private copy of an indexed block names its place too (S15); any other block outside the index
+    names nothing. Reads the whole index.
+    """
+    named = [
+        (node, offset)
+        for node in state.index.nodes()
+        if (offset := _first_named(state, node, block_ids, digests)) is not None
+    ]
+    dropped: dict[Node, None] = {}
+    for node, offset in named:
+        if node not in dropped:
+            _split_off(state, node, offset)
+            dropped.update(dict.fromkeys(_subtree(node)))
+    # Both walks give parents before children; a block is removed before its parent (S25).
+    for node in reversed(dropped):
+        _drop_node(state, node)
+    for sequence in state.sequences.values():
+        _leave_dropped(sequence, dropped)
+    held = [node.block_count for node in dropped if node.lane.holder_count]
+    return Dropped(sum(node.block_count for node in dropped), sum(held))
+
+
+def _first_named(
+    state: PoolState, node: Node, block_ids: Set[int], digests: Set[bytes]
+) -> int | None:
+    lane = node.lane
+    if any(copy.block_id in block_ids for copy in lane.copies):
+        return 0
+    offsets = [at for at, block_id in enumerate(lane.block_ids) if block_id in block_ids]
+    if digests:
+        size = state.digests.digest_size
+        starts = range(0, lane.published_count * size, size)
+        offsets += [
+            start // size
+            for start in starts
+            if bytes(node.digests[start : start + size]) in digests
+        ]
+    return min(offsets, default=None)
+
+
+def _split_off(state: PoolState, node: Node, offset: int) -> None:
+    """Let a node begin with its named block; the blocks before it stay in a node of their own."""
+    if offset:
+        state.index.split(node, offset)
+
+
+def _subtree(node: Node) -> Iterator[Node]:
+    waiting = [node]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        waiting.extend(node.children.values())
+
+
+def _drop_node(state: PoolState, node: Node) -> None:
+    lane = node.lane
+    index = state.index
+    state.events.remove(node, start=0, end=lane.published_count)
+    index.published_count -= lane.published_count
+    index.pending_count -= lane.pending_count
+    index.remove_node(node)
+    state.twins.unsettled.pop(lane, None)
+    if lane.is_linked:
+        state.order.become_plain(lane)
+    elif lane.holder_count > 1:
+        for block_id in lane.block_ids:
+            state.twins.table_counts[block_id] = lane.holder_count
+
+
+def _leave_dropped(sequence: Sequence, dropped: dict[Node, None]) -> None:
+    """Make the blocks of dropped places private blocks of a table."""
+    on_path = [(node, start) for node, start in sequence.path() if node in dropped]
+    if not on_path:
+        return
+    top, start = on_path[-1]
+    table = sequence.table()
+    sequence.private_block_ids = array("q", table[start:].tolist())
+    sequence.leaf = top.parent if isinstance(top.parent, Node) else None
+    sequence.indexed_count = start
+    sequence.copies = {at: block for at, block in sequence.copies.items() if at < start}
+    sequence.uncacheable = True
