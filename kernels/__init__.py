@@ -1,1 +1,16 @@
-"""Kernels over tensors: stores, copies and attention on paged KV, each with a torch twin."""
+"""Kernels over tensors: stores, copies and attention on paged KV, each with a plain torch twin.
+
+The way in, from a pass to its numbers:
+
+- ``work_list``: the sequences of a pass, and who reads what of them, as plain arrays.
+- ``planner``: makes work lists; ``grouping`` finds the splits that sequences share.
+- ``work_buffers``: work lists on a device, in static buffers where a graph needs them.
+- ``attention``, ``reduction``: the kernels that compute a work list; ``store``, ``copy_blocks``: those
+  that write the pool. ``reference`` holds their twins.
+- ``layer_kv``: the pool of one layer, and its 8-bit formats; ``options``: what a layer asks for.
+- ``tiling``: tile sizes, a table; ``launch``: a kernel launch as a value.
+- ``variants``, ``compilation``, ``report``: what every kernel takes on every GPU, without one.
+
+``paged_kv`` is plain torch for pools anywhere. Triton is imported by the modules that hold kernels,
+and by no other.
+"""
