@@ -37,8 +37,12 @@ def load_runner(config: ModelConfig, *, report: Callable[[str], None]) -> ModelR
         torch.set_num_threads(config.thread_count)
     folder = model_folder(config.model, report=report)
     # Imported here: transformers takes seconds, and a bad option should fail at once.
+    from transformers.utils import logging as transformers_logging
+
     from prefixd.worker.model.loader import load_folder
 
+    # Standard error carries JSON lines only.
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call] # theirs
     name = config.model if config.model in PACKAGED_MODELS else folder.resolve().name
     model = load_folder(
         folder, name=name, backend=backend, device=device, dtype=_dtype(config.dtype, device)

@@ -5,13 +5,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
-from prefixd.worker.errors import WorkerError, internal_failure
+from prefixd.worker.errors import WorkerError, field_invalid, internal_failure
 from prefixd.worker.logs import Log
 from prefixd.worker.rpc.status import STATUS_DETAILS_KEY, error_code, error_status
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Handler = Callable[[Any, Context], Any]
+Deserializer = Callable[[bytes], Any]
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # stubs only
@@ -43,15 +45,20 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         }
         factory, behavior = factories[handler.request_streaming, handler.response_streaming]
         guard = self._guard_stream if inspect.isasyncgenfunction(behavior) else self._guard_call
+        deserializer = handler.request_deserializer
+        if not handler.request_streaming:
+            # A stream's handler reads by itself, so it sees what a read raises.
+            deserializer = _parse(deserializer)
         return factory(
             guard(behavior, method),
-            request_deserializer=handler.request_deserializer,
+            request_deserializer=deserializer,
             response_serializer=handler.response_serializer,
         )
 
     def _guard_call(self, behavior: Handler, method: str) -> Handler:
         async def guarded(request: Any, context: Context) -> Any:
             try:
+                _check_parsed(request)
                 return await behavior(request, context)
             except grpc.aio.AbortError:
                 raise
@@ -64,6 +71,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
             responses = behavior(request, context)
             try:
+                _check_parsed(request)
                 async for response in responses:
                     yield response
             except grpc.aio.AbortError:
@@ -77,7 +85,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         return guarded
 
     async def _abort(self, error: Exception, context: Context, method: str) -> None:
-        if not isinstance(error, WorkerError):
+        if isinstance(error, DecodeError):
+            error = field_invalid("", "the request's bytes are not a message of the method's type")
+        elif not isinstance(error, WorkerError):
             self._log.error("rpc_failed", method=method, exc_info=error)
             error = internal_failure("the worker failed; its log holds the cause")
         self._log.debug("rpc_refused", method=method, reason=error.reason)
@@ -86,3 +96,20 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
             error.message,
             ((STATUS_DETAILS_KEY, error_status(error).SerializeToString()),),
         )
+
+
+def _parse(deserializer: Deserializer) -> Deserializer:
+    """Makes an unreadable message its DecodeError: raised here it would leave as UNKNOWN."""
+
+    def parse(data: bytes) -> Any:
+        try:
+            return deserializer(data)
+        except DecodeError as error:
+            return error
+
+    return parse
+
+
+def _check_parsed(request: Any) -> None:
+    if isinstance(request, DecodeError):
+        raise request

@@ -200,6 +200,17 @@ def test_message_above_the_limit_is_refused(running: tuple[Client, Stubs]) -> No
     assert client.generate(text_request("ok", token_count_max=1)).text is not None
 
 
+@pytest.mark.parametrize("method", ["Generate", "CountTokens"])
+def test_unreadable_message_is_a_typed_error(running: tuple[Client, Stubs], method: str) -> None:
+    """Bytes that are no message are the caller's fault."""
+    client, _ = running
+    call = client.channel.unary_stream(f"/prefixd.v1.WorkerService/{method}")
+    with pytest.raises(grpc.RpcError) as caught:
+        list(call(b"\xff\xff"))
+    assert caught.value.code() == INVALID
+    assert error_reason(caught.value) == "FIELD_INVALID"
+
+
 def test_one_answer_too_many_is_refused(tiny_folder: Path, controller: ControllerThread) -> None:
     """Beyond the documented number of live answers: LIMIT_EXCEEDED; the others are not hurt."""
     gates: list[GatedRunner] = []

@@ -58,6 +58,7 @@ def test_worker_without_controller_says_so(lonely: WorkerProcess) -> None:
         assert error_reason(caught.value) == "CONTROLLER_UNAVAILABLE"
         assert calls.info().epoch == 0
     assert any("controller_unreachable" in line for line in lonely.log)
+    assert [line for line in lonely.log if not line.startswith("{")] == []
 
 
 def test_reflection_lists_the_services(lonely: WorkerProcess) -> None:
