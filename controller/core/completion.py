@@ -26,11 +26,19 @@ def enter_blocks(state: PoolState, sequence: Sequence, runs: list[WrittenRun]) -
     end = runs[-1][1]
     while sequence.indexed_count < end:
         start = sequence.indexed_count
-        if _may_extend_leaf(sequence):
+        is_shared = sequence.private_block_ids[0] in state.twins.table_counts
+        if not is_shared and _may_extend_leaf(sequence):
             index.extend_leaf(sequence, _pop_private(sequence, end - start), runs)
             return
         key = sequence.child_key(start, block_bytes=index.block_bytes)
         node = index.children_of(sequence).children.get(key)
+        if node is None and is_shared:
+            # A fork has the block's leading tokens: it borrows the block, which stands alone then.
+            run = next(run for run in runs if run[1] > start)
+            index.add_node(sequence, _pop_private(sequence, 1), [(run[0], start + 1)])
+            assert sequence.leaf is not None
+            state.twins.borrow(sequence.leaf.lane)
+            continue
         if node is None:
             index.add_node(sequence, _pop_private(sequence, end - start), runs)
             return

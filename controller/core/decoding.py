@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from prefixd.controller.core import limits
 from prefixd.controller.core.completion import complete_blocks, enter_blocks
+from prefixd.controller.core.copying import copy_tail, note_tail, shared_tail
 from prefixd.controller.core.errors import (
     CacheError,
     LimitExceeded,
@@ -20,6 +21,7 @@ from prefixd.controller.core.errors import (
 )
 from prefixd.controller.core.index import Match
 from prefixd.controller.core.messages import (
+    BlockCopy,
     DecodeEntry,
     DecodeOutcome,
     DeferredRow,
@@ -40,11 +42,12 @@ def decode(state: PoolState, step: StepContext, entry: DecodeEntry) -> DecodeOut
         if _are_regular(state, entry, rows):
             return _decode_regular(state, step, entry, rows)
     new_block_ids = np.zeros(row_count, dtype=np.int64)
+    copies: list[BlockCopy] = []
     token_ends = np.cumsum(entry.token_counts).tolist()
     deferred: list[DeferredRow] = []
     for index in range(row_count):
         try:
-            new_block_ids[index] = _apply_row(state, step, entry, index, token_ends[index])
+            new_block = _apply_row(state, step, entry, index, token_ends[index])
         except CacheError as error:
             numbers = error.numbers
             deferred.append(
@@ -55,7 +58,12 @@ def decode(state: PoolState, step: StepContext, entry: DecodeEntry) -> DecodeOut
                     numbers.get("available_count", 0),
                 )
             )
-    return DecodeOutcome((new_block_ids,), tuple(deferred))
+        else:
+            if isinstance(new_block, BlockCopy):
+                copies.append(new_block)
+            else:
+                new_block_ids[index] = new_block
+    return DecodeOutcome((new_block_ids,), tuple(deferred), tuple(copies))
 
 
 def _are_regular(state: PoolState, entry: DecodeEntry, rows: IntArray) -> bool:
@@ -68,6 +76,7 @@ def _are_regular(state: PoolState, entry: DecodeEntry, rows: IntArray) -> bool:
     is_regular &= columns.scheduled[rows] == scheduled
     is_regular &= scheduled >= known
     is_regular &= ~columns.cut[rows]
+    is_regular &= ~columns.shares_tail[rows]
     if not is_regular.all():
         return False
     capacity = columns.capacity[rows]
@@ -131,8 +140,8 @@ def _decode_regular(
 
 def _apply_row(
     state: PoolState, step: StepContext, entry: DecodeEntry, index: int, token_end: int
-) -> int:
-    """Apply one row; returns its new block, 0 where it needs none."""
+) -> int | BlockCopy:
+    """Apply one row; returns its new block, 0 where it needs none, or the copy it needs."""
     handle = Handle(int(entry.handles[index]))
     sequence = state.sequences.get(handle)
     if sequence is None:
@@ -147,8 +156,20 @@ def _apply_row(
         raise LimitExceeded(f"the sequence would have {end_count} tokens")
     if step.budget_left == 0:
         raise TokenBudgetSpent("the step's token budget is used up")
-    new_block_id = 0
-    if position >= columns.capacity[row]:
+    new_block: int | BlockCopy = 0
+    tail = shared_tail(state, sequence, position=position)
+    if tail is not None:
+        tail.check_ready()
+        table_count = sequence.block_count
+        check_supply(
+            state,
+            new_block_count=1,
+            total_block_count=table_count,
+            match=Match(start_block=table_count),
+        )
+        own_block_id = state.supply.take_one(now_ms=step.now_ms)
+        new_block = copy_tail(state, step, sequence, tail, own_block_id)
+    elif position >= columns.capacity[row]:
         table_count = sequence.block_count
         check_supply(
             state,
@@ -156,8 +177,8 @@ def _apply_row(
             total_block_count=table_count + 1,
             match=Match(start_block=table_count),
         )
-        new_block_id = state.supply.take_one(now_ms=step.now_ms)
-        sequence.private_block_ids.append(new_block_id)
+        new_block = state.supply.take_one(now_ms=step.now_ms)
+        sequence.private_block_ids.append(new_block)
         slot_count = sequence.block_count * state.spec.block_size
         columns.capacity[row] = min(slot_count, limits.TOKENS_PER_SEQUENCE_MAX)
     columns.add_tokens(sequence, entry.token_ids[token_end - token_count : token_end])
@@ -165,7 +186,8 @@ def _apply_row(
     columns.planned_step_id[row] = step.step_id
     step.spend(1)
     complete_blocks(state, sequence, step.step_id)
-    return new_block_id
+    note_tail(state, sequence)
+    return new_block
 
 
 def _check_position(state: PoolState, entry: DecodeEntry, index: int, row: int) -> None:

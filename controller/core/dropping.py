@@ -41,8 +41,11 @@ def drop_named(state: PoolState, *, block_ids: Set[int], digests: Set[bytes]) ->
     # Both walks give parents before children; a block is removed before its parent (S25).
     for node in reversed(dropped):
         _drop_node(state, node)
+    dropped_block_ids = {
+        block_id for node in dropped for block_id in (*node.lane.block_ids, *_copies(node))
+    }
     for sequence in state.sequences.values():
-        _leave_dropped(sequence, dropped)
+        _leave_dropped(sequence, dropped, dropped_block_ids)
     held = [node.block_count for node in dropped if node.lane.holder_count]
     return Dropped(sum(node.block_count for node in dropped), sum(held))
 
@@ -71,6 +74,10 @@ def _split_off(state: PoolState, node: Node, offset: int) -> None:
         state.index.split(node, offset)
 
 
+def _copies(node: Node) -> Iterator[int]:
+    return (copy.block_id for copy in node.lane.copies)
+
+
 def _subtree(node: Node) -> Iterator[Node]:
     waiting = [node]
     while waiting:
@@ -94,8 +101,15 @@ def _drop_node(state: PoolState, node: Node) -> None:
             state.twins.table_counts[block_id] = lane.holder_count
 
 
-def _leave_dropped(sequence: Sequence, dropped: dict[Node, None]) -> None:
+def _leave_dropped(
+    sequence: Sequence, dropped: dict[Node, None], dropped_block_ids: Set[int]
+) -> None:
     """Make the blocks of dropped places private blocks of a table."""
+    if sequence.borrowed is not None and sequence.borrowed.node in dropped:
+        sequence.borrowed = None
+    if not dropped_block_ids.isdisjoint(sequence.private_block_ids):
+        # A fork has the first tokens of a dropped block.
+        sequence.uncacheable = True
     on_path = [(node, start) for node, start in sequence.path() if node in dropped]
     if not on_path:
         return

@@ -145,22 +145,28 @@ class TokenBudgetSpent(CacheError):
     reason = "TOKEN_BUDGET"
 
 
+class CopyInSameStep(CacheError):
+    """A block must be copied whose tokens are scheduled, or copied themselves, in this step."""
+
+    reason = "COPY_IN_SAME_STEP"
+
+
 class LimitExceeded(CacheError):
     """A documented limit is reached."""
 
     reason = "LIMIT_EXCEEDED"
 
 
-class Draining(CacheError):
-    """The server or the pool is draining."""
-
-    reason = "DRAINING"
-
-
 class EventsCompacted(CacheError):
     """The requested events are no longer kept; the watcher lists again."""
 
     reason = "EVENTS_COMPACTED"
+
+
+class Draining(CacheError):
+    """The server or the pool is draining."""
+
+    reason = "DRAINING"
 
 
 class InvariantBroken(CacheError):

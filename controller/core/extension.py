@@ -1,6 +1,7 @@
 """Adding known tokens to a sequence and scheduling more of its positions."""
 
 from prefixd.controller.core import limits
+from prefixd.controller.core.copying import shared_tail
 from prefixd.controller.core.errors import LimitExceeded, PositionMismatch, SequenceNotFound
 from prefixd.controller.core.index import Match
 from prefixd.controller.core.messages import ExtendEntry, ExtendOutcome
@@ -47,6 +48,7 @@ def extend_sequence(state: PoolState, step: StepContext, entry: ExtendEntry) -> 
             must_fit_token_count=0,
             table_block_count=sequence.block_count,
             match=match,
+            shared_tail=shared_tail(state, sequence, position=start),
         ),
     )
     if entry.rollback_to_token_count is not None:

@@ -6,7 +6,7 @@ from prefixd.controller.core.sequences import Sequence
 from prefixd.controller.core.state import PoolState
 
 
-def cut_unwritten(state: PoolState) -> tuple[CutSequence, ...]:
+def cut_unwritten(state: PoolState, *, now_ms: int) -> tuple[CutSequence, ...]:
     """Drop every unwritten block from the index and cut every table to its published run.
 
     Idle unwritten blocks move to the front of the free order in the order they have; then the
@@ -19,7 +19,7 @@ def cut_unwritten(state: PoolState) -> tuple[CutSequence, ...]:
     cut_sequences = tuple(
         cut
         for sequence in state.sequences.values()
-        if (cut := _cut_table(state, sequence)) is not None
+        if (cut := _cut_table(state, sequence, now_ms=now_ms)) is not None
     )
     for lane in list(index.pending_lanes):
         assert lane.holder_count == 0
@@ -64,13 +64,17 @@ def _published_count(state: PoolState, sequence: Sequence) -> int:
     return published_count
 
 
-def _cut_table(state: PoolState, sequence: Sequence) -> CutSequence | None:
+def _cut_table(state: PoolState, sequence: Sequence, *, now_ms: int) -> CutSequence | None:
     kept_count = _published_count(state, sequence)
     uncached: list[int] = []
-    for block_id in reversed(sequence.private_block_ids):
+    borrowed = sequence.borrowed
+    for block_id in reversed(sequence.private_block_ids[0 if borrowed is None else 1 :]):
         if state.twins.leave_table(block_id):
             uncached.append(block_id)
     del sequence.private_block_ids[:]
+    if borrowed is not None:
+        sequence.borrowed = None
+        uncached.extend(state.supply.take_back(borrowed, now_ms=now_ms, step_id=state.log.next_id))
     for node, start in list(sequence.path()):
         if start < kept_count:
             break
@@ -95,6 +99,7 @@ def _cut_positions(state: PoolState, sequence: Sequence) -> CutSequence | None:
     row = sequence.row
     kept_token_count = sequence.indexed_count * state.spec.block_size
     columns.capacity[row] = kept_token_count
+    columns.shares_tail[row] = False
     if columns.scheduled[row] <= kept_token_count:
         return None
     sequence.lost_count = max(sequence.lost_count, int(columns.written[row]))

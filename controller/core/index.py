@@ -143,6 +143,33 @@ class PrefixIndex:
         sequence.leaf = match.path[-1]
         sequence.indexed_count += match.block_count
 
+    def hold_path(self, child: Sequence, parent: Sequence, *, block_count: int) -> None:
+        """Put the first blocks of a parent's path into its fork's table.
+
+        The holder counts rise, own copies aside: those are not the lane's blocks.
+        """
+        for node, start in list(parent.path()):
+            if start >= block_count:
+                continue
+            held = node
+            if start + node.block_count > block_count:
+                held = self.split(node, block_count - start)
+            if child.leaf is None:
+                child.leaf = held
+            if start not in parent.copies:
+                held.lane.holder_count += 1
+        child.indexed_count = block_count
+
+    def lend(self, lender: Sequence, block_index: int) -> Lane:
+        """Count one more holder of a block on a sequence's path; returns the block's own lane."""
+        node, start = next(step for step in lender.path() if step[1] <= block_index)
+        if start < block_index:
+            self.split(node, block_index - start)
+        if node.block_count > 1:
+            node = self.split(node, 1)
+        node.lane.holder_count += 1
+        return node.lane
+
     def split(self, node: Node, block_count: int) -> Node:
         """Split a node behind its first blocks; returns the new upper node."""
         upper = nodes.split(

@@ -155,7 +155,8 @@ def block_map(pool: Pool) -> BlockMap:
         offset[block_ids] = np.arange(len(block_ids))
         holder_count[block_ids] = node.lane.holder_count
     for sequence in state.sequences.values():
-        own = np.array([*sequence.copies.values(), *sequence.private_block_ids], dtype=np.int64)
+        private = sequence.private_block_ids[0 if sequence.borrowed is None else 1 :]
+        own = np.array([*sequence.copies.values(), *private], dtype=np.int64)
         holder_count[own] += 1
     return BlockMap(
         nodes=tuple(nodes),

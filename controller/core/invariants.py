@@ -26,7 +26,10 @@ def check(pool: Pool) -> None:
         _check_sequence(state, sequence)
         table = sequence.table().tolist()
         holders.update(table)
-        written_slots.update(sequence.private_block_ids)
+        borrowed = sequence.borrowed
+        written_slots.update(sequence.private_block_ids[0 if borrowed is None else 1 :])
+        if borrowed is not None:
+            path_holders[borrowed] += 1
         for node, start in sequence.path():
             if start not in sequence.copies:
                 path_holders[node.lane] += 1
@@ -129,6 +132,31 @@ def _check_sequence(state: PoolState, sequence: Sequence) -> None:
     _require(
         set(sequence.copies) <= set(range(sequence.indexed_count)),
         f"{name} has copies beyond its path",
+    )
+    _check_tail(state, sequence)
+
+
+def _check_tail(state: PoolState, sequence: Sequence) -> None:
+    """No slot that a sequence may still write is in another table without its knowing."""
+    columns = state.columns
+    name = sequence.sequence_id
+    lane = sequence.borrowed
+    if lane is not None:
+        _require(
+            lane.node.block_count == 1 and lane.block_ids == sequence.private_block_ids[:1],
+            f"{name} borrows another block than the first behind its path",
+        )
+    position = min(int(columns.known[sequence.row]), int(columns.scheduled[sequence.row]))
+    first_at = position // state.spec.block_size - sequence.indexed_count
+    writable = sequence.private_block_ids[first_at:]
+    shares = lane is not None or any(block_id in state.twins.table_counts for block_id in writable)
+    _require(
+        not shares or bool(columns.shares_tail[sequence.row]),
+        f"{name} may write into a shared block without knowing it",
+    )
+    _require(
+        all(block_id not in state.twins.table_counts for block_id in writable[1:]),
+        f"{name} shares a block that none of its tokens stands in",
     )
 
 

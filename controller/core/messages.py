@@ -210,13 +210,17 @@ class GroupPlan:
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """Copy the first `token_count` tokens of the source block to the target block."""
+    """Copy the first `token_count` tokens of the source block to the target block.
+
+    From this step on the target stands at `block_index` of the sequence's table.
+    """
 
     handle: Handle
     group_index: int
     source_block_id: BlockId
     target_block_id: BlockId
     token_count: int
+    block_index: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,8 @@
 
 import numpy as np
 
-from prefixd.controller.core import limits
-from prefixd.controller.core.errors import (
-    Draining,
-    LimitExceeded,
-    SequenceExists,
-    SequenceNotFound,
-)
+from prefixd.controller.core.errors import Draining, SequenceNotFound
+from prefixd.controller.core.forking import check_names
 from prefixd.controller.core.identity import SequenceKeys, sequence_keys
 from prefixd.controller.core.index import Match
 from prefixd.controller.core.messages import (
@@ -31,7 +26,9 @@ def open_sequence(
 
     Raises SequenceExists, Draining, LimitExceeded or as `allot`, and has changed nothing then.
     """
-    _check_room(state, entry)
+    check_names(state, handle=entry.handle, sequence_id=entry.sequence_id)
+    if state.draining:
+        raise Draining("the pool is draining")
     block_size = state.spec.block_size
     token_count = len(entry.token_ids)
     keys = sequence_keys(entry.identity, model_version=state.model_version, block_size=block_size)
@@ -72,26 +69,19 @@ def open_sequence(
     return OpenOutcome(plan, published_count, matched_count - published_count)
 
 
-def _check_room(state: PoolState, entry: OpenEntry) -> None:
-    if entry.handle in state.sequences:
-        raise SequenceExists(
-            f"handle {entry.handle} belongs to an open sequence", numbers={"handle": entry.handle}
-        )
-    if entry.sequence_id in state.handles:
-        raise SequenceExists(f"sequence {entry.sequence_id!r} is open")
-    if state.draining:
-        raise Draining("the pool is draining")
-    if len(state.sequences) >= limits.SEQUENCES_PER_POOL_MAX:
-        raise LimitExceeded(
-            f"{limits.SEQUENCES_PER_POOL_MAX} sequences are open",
-            numbers={"sequences_per_pool_max": limits.SEQUENCES_PER_POOL_MAX},
-        )
-
-
 def _add_sequence(state: PoolState, entry: OpenEntry, keys: SequenceKeys) -> Sequence:
     row = state.columns.take_row()
     state.log.begin_row(row)
-    sequence = Sequence(entry, keys, row=row, model_version=state.model_version)
+    sequence = Sequence(
+        keys,
+        handle=entry.handle,
+        sequence_id=entry.sequence_id,
+        identity=entry.identity,
+        row=row,
+        model_version=state.model_version,
+    )
+    sequence.preemption_count = entry.preemption_count
+    sequence.skip_cache_read = entry.skip_cache_read
     state.columns.add_tokens(sequence, entry.token_ids)
     state.sequences[entry.handle] = sequence
     state.handles[entry.sequence_id] = entry.handle

@@ -11,6 +11,7 @@ from prefixd.controller.core.dropping import Dropped, drop_named
 from prefixd.controller.core.errors import BlockNotFound, BlocksInUse, CacheError
 from prefixd.controller.core.extension import extend_sequence
 from prefixd.controller.core.failure import cut_unwritten
+from prefixd.controller.core.forking import fork_sequence
 from prefixd.controller.core.hashing import Hasher
 from prefixd.controller.core.identity import sequence_keys
 from prefixd.controller.core.messages import (
@@ -19,6 +20,7 @@ from prefixd.controller.core.messages import (
     DecodeEntry,
     Entry,
     ExtendEntry,
+    ForkEntry,
     Identity,
     OpenEntry,
     Outcome,
@@ -105,12 +107,12 @@ class Pool:
         cut_sequences: tuple[CutSequence, ...] = ()
         if step.failed is not None:
             log.fail()
-            cut_sequences = cut_unwritten(self.state)
+            cut_sequences = cut_unwritten(self.state, now_ms=now_ms)
         context = StepContext(step.step_id, now_ms, step.token_budget)
         outcomes = tuple(self._apply_entry(context, entry) for entry in step.entries)
         self.state.supply.end_step()
         reply = StepReply(step.step_id, outcomes, cut_sequences, self.state.supply.available_count)
-        log.append(reply, has_work=context.scheduled_count > 0)
+        log.append(reply, has_work=context.has_work)
         return reply
 
     def _execute(self, executed_step_id: StepId) -> None:
@@ -127,11 +129,12 @@ class Pool:
                     return extend_sequence(self.state, context, entry)
                 case CloseEntry():
                     return close_sequence(self.state, context, entry)
+                case ForkEntry():
+                    return fork_sequence(self.state, entry)
                 case DecodeEntry():
                     return decode(self.state, context, entry)
         except CacheError as error:
             return Refusal(error.reason, error.message, tuple(sorted(error.numbers.items())))
-        raise AssertionError(f"a valid step has no {type(entry).__name__}")
 
     def match_prefix(self, token_ids: TokenArray, identity: Identity) -> PrefixMatch:
         """Tell how many leading tokens of a prompt are cached; changes nothing (S8).
@@ -202,6 +205,7 @@ class Pool:
             table = sequence.table()
             sequence.private_block_ids = array("q", table.tolist())
             sequence.copies.clear()
+            sequence.borrowed = None
             sequence.leaf = None
             sequence.indexed_count = 0
             sequence.uncacheable = True

@@ -9,6 +9,7 @@ import numpy as np
 
 from prefixd.controller.core import limits
 from prefixd.controller.core.completion import complete_blocks
+from prefixd.controller.core.copying import SharedTail, copy_tail, note_tail
 from prefixd.controller.core.errors import (
     LimitExceeded,
     PoolExhausted,
@@ -17,6 +18,7 @@ from prefixd.controller.core.errors import (
 )
 from prefixd.controller.core.index import Match
 from prefixd.controller.core.messages import (
+    BlockCopy,
     GroupPlan,
     IntArray,
     SequencePlan,
@@ -32,7 +34,8 @@ class Demand:
     """What one open or extend asks for.
 
     Positions [start_token, end_token) are to be scheduled, at most `token_count_max` of them;
-    the table has `table_block_count` blocks and gets the match's.
+    the table has `table_block_count` blocks and gets the match's. `shared_tail` is the block that
+    a write from `start_token` on would need in a copy.
     """
 
     start_token: int
@@ -42,6 +45,7 @@ class Demand:
     must_fit_token_count: int
     table_block_count: int
     match: Match
+    shared_tail: SharedTail | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,7 @@ class Allotment:
     slot_end: int
     new_block_count: int
     match: Match
+    shared_tail: SharedTail | None
 
 
 def ceil_div(numerator: int, denominator: int) -> int:
@@ -62,7 +67,8 @@ def ceil_div(numerator: int, denominator: int) -> int:
 def allot(state: PoolState, step: StepContext, demand: Demand) -> Allotment:
     """Find what a demand gets; changes nothing.
 
-    Raises TokenBudgetSpent, LimitExceeded, SequenceExceedsPool or PoolExhausted (S11).
+    Raises TokenBudgetSpent, LimitExceeded, CopyInSameStep, SequenceExceedsPool or PoolExhausted
+    (S11).
     """
     count = max(0, demand.end_token - demand.start_token)
     if demand.token_count_max is not None:
@@ -81,13 +87,17 @@ def allot(state: PoolState, step: StepContext, demand: Demand) -> Allotment:
                 "tokens_per_sequence_max": limits.TOKENS_PER_SEQUENCE_MAX,
             },
         )
+    shared_tail = demand.shared_tail if slot_end > demand.start_token else None
+    if shared_tail is not None:
+        shared_tail.check_ready()
+    copy_count = 0 if shared_tail is None else 1
     block_size = state.spec.block_size
     table_count = demand.table_block_count + demand.match.block_count
     checked_end = max(scheduled_end, demand.must_fit_token_count) + demand.lookahead_slot_count
     checked_count = ceil_div(checked_end, block_size)
     check_supply(
         state,
-        new_block_count=max(0, checked_count - table_count),
+        new_block_count=max(0, checked_count - table_count) + copy_count,
         total_block_count=checked_count,
         match=demand.match,
     )
@@ -96,6 +106,7 @@ def allot(state: PoolState, step: StepContext, demand: Demand) -> Allotment:
         slot_end=slot_end,
         new_block_count=max(0, ceil_div(slot_end, block_size) - table_count),
         match=demand.match,
+        shared_tail=shared_tail,
     )
 
 
@@ -130,6 +141,10 @@ def grant(
     state.index.hold(sequence, match)
     if match.published_count < match.block_count:
         _note_pending(state, row, match)
+    copies: tuple[BlockCopy, ...] = ()
+    if allotment.shared_tail is not None:
+        own_block_id = state.supply.take_one(now_ms=step.now_ms)
+        copies = (copy_tail(state, step, sequence, allotment.shared_tail, own_block_id),)
     new_block_ids = state.supply.take(allotment.new_block_count, now_ms=step.now_ms)
     sequence.private_block_ids.extend(new_block_ids)
     scheduled = allotment.scheduled
@@ -153,8 +168,10 @@ def grant(
                 slots=_slot_runs(state, sequence, scheduled.start_token, allotment.slot_end),
             ),
         ),
+        copies=copies,
     )
     complete_blocks(state, sequence, step.step_id)
+    note_tail(state, sequence)
     return plan
 
 

@@ -15,10 +15,9 @@ from prefixd.controller.core.messages import (
     Handle,
     Identity,
     IntArray,
-    OpenEntry,
     SequenceId,
 )
-from prefixd.controller.core.node import ChildKey, Node
+from prefixd.controller.core.node import ChildKey, Lane, Node
 
 TOKEN_BYTES = 4
 """Bytes of a packed token id."""
@@ -32,12 +31,16 @@ class Sequence:
     The table is the path from the root to `leaf` (`indexed_count` blocks; a place in `copies` has
     the sequence's own block instead of the indexed one), then `private_block_ids`. Positions stand
     in row `row` of the columns. `full_tokens` packs the known tokens of all full blocks; those of
-    the last partial block stand in the tail column.
+    the last partial block stand in the tail column. A fork may have taken over the leading tokens
+    of a block that is indexed: it is the first private block then, and `borrowed` is its lane.
 
-    Invariants: a path consists of whole nodes; an uncacheable sequence has no path.
+    Invariants: a path consists of whole nodes; an uncacheable sequence publishes and
+    matches nothing more, and has at most the path of before; a borrowed lane is one block long, the
+    place behind the path, and counts the sequence as a holder.
     """
 
     __slots__ = (
+        "borrowed",
         "cached_count",
         "copies",
         "full_tokens",
@@ -58,13 +61,20 @@ class Sequence:
     )
 
     def __init__(
-        self, entry: OpenEntry, keys: SequenceKeys, *, row: int, model_version: str
+        self,
+        keys: SequenceKeys,
+        *,
+        handle: Handle,
+        sequence_id: SequenceId,
+        identity: Identity,
+        row: int,
+        model_version: str,
     ) -> None:
-        self.handle: Handle = entry.handle
-        self.sequence_id: SequenceId = entry.sequence_id
-        self.identity: Identity = entry.identity
-        self.preemption_count = entry.preemption_count
-        self.skip_cache_read = entry.skip_cache_read
+        self.handle = handle
+        self.sequence_id = sequence_id
+        self.identity = identity
+        self.preemption_count = 0
+        self.skip_cache_read = False
         self.keys = keys
         self.row = row
         self.model_version = model_version
@@ -73,6 +83,7 @@ class Sequence:
         self.indexed_count = 0
         self.copies: dict[int, int] = {}
         self.private_block_ids: array[int] = array("q")
+        self.borrowed: Lane | None = None
         self.full_tokens = bytearray()
         self.cached_count = 0
         self.recomputed_count = 0
@@ -118,7 +129,8 @@ class SequenceColumns:
 
     `known`, `scheduled`, `written`: token counts; `capacity`: slots of the table;
     `planned_step_id`: the last step that scheduled positions; `cut`: the sequence lost positions to
-    a failed step and needs an extend; `tail`: known tokens of the last partial block.
+    a failed step and needs an extend; `shares_tail`: the block of the first position that may
+    still be written is, or was, shared with a fork; `tail`: known tokens of the last partial block.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -130,6 +142,7 @@ class SequenceColumns:
         self.capacity: IntArray = np.zeros(_ROWS_FIRST, dtype=np.int64)
         self.planned_step_id: IntArray = np.zeros(_ROWS_FIRST, dtype=np.int64)
         self.cut: npt.NDArray[np.bool_] = np.zeros(_ROWS_FIRST, dtype=np.bool_)
+        self.shares_tail: npt.NDArray[np.bool_] = np.zeros(_ROWS_FIRST, dtype=np.bool_)
         self.tail: npt.NDArray[np.uint32] = np.zeros((_ROWS_FIRST, block_size), dtype="<u4")
         self._free_rows: list[int] = []
 
@@ -140,6 +153,7 @@ class SequenceColumns:
         self.capacity = _doubled(self.capacity)
         self.planned_step_id = _doubled(self.planned_step_id)
         self.cut = _doubled(self.cut)
+        self.shares_tail = _doubled(self.shares_tail)
         self.tail = _doubled(self.tail)
 
     def take_row(self) -> int:
@@ -153,7 +167,7 @@ class SequenceColumns:
             self.row_count += 1
         self.known[row] = self.scheduled[row] = self.written[row] = self.capacity[row] = 0
         self.planned_step_id[row] = 0
-        self.cut[row] = False
+        self.cut[row] = self.shares_tail[row] = False
         return row
 
     def give_row(self, row: int) -> None:
@@ -181,6 +195,19 @@ class SequenceColumns:
         sequence.full_tokens += pack_tokens(joined[:full_count])
         rest = joined[full_count:]
         self.tail[row, : len(rest)] = rest
+
+    def take_over_tokens(self, child: Sequence, parent: Sequence, *, token_count: int) -> None:
+        """Give a fork its parent's first known tokens; the child knows none yet."""
+        full_count = token_count // self.block_size
+        split_byte = full_count * self.block_size * TOKEN_BYTES
+        child.full_tokens = parent.full_tokens[:split_byte]
+        rest = token_count % self.block_size
+        if full_count == int(self.known[parent.row]) // self.block_size:
+            self.tail[child.row, :rest] = self.tail[parent.row, :rest]
+        else:
+            packed = bytes(parent.full_tokens[split_byte : split_byte + rest * TOKEN_BYTES])
+            self.tail[child.row, :rest] = np.frombuffer(packed, dtype="<u4")
+        self.known[child.row] = token_count
 
     def known_tokens(self, sequence: Sequence) -> bytes:
         """Return all known tokens, packed."""

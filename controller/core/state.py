@@ -26,6 +26,12 @@ class StepContext:
     now_ms: int
     budget_left: int | None
     scheduled_count: int = 0
+    copy_count: int = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether the step leaves its worker something to do."""
+        return self.scheduled_count > 0 or self.copy_count > 0
 
     def spend(self, token_count: int) -> None:
         """Account for positions that an entry scheduled."""

@@ -140,14 +140,29 @@ class StepLog:
 
     def note_matched(self, row: int, *, step_id: StepId, end: int) -> None:
         """Say that a row's positions up to `end` are written once an unsettled step is executed."""
-        for snapshot_id, snapshot in self._snapshots.items():
-            if snapshot_id < step_id:
-                continue
-            if row >= len(snapshot):
-                grown = np.zeros(len(self._columns.scheduled), dtype=np.int64)
-                grown[: len(snapshot)] = snapshot
-                self._snapshots[snapshot_id] = snapshot = grown  # noqa: PLW2901
-            snapshot[row] = max(int(snapshot[row]), end)
+        for snapshot_id in self._snapshots:
+            if snapshot_id >= step_id:
+                snapshot = self._snapshot_with(snapshot_id, row)
+                snapshot[row] = max(int(snapshot[row]), end)
+
+    def inherit(self, row: int, *, parent_row: int, end: int) -> None:
+        """Say that a fork's positions up to `end` were scheduled by the steps that its parent's
+        were."""
+        for snapshot_id in self._snapshots:
+            snapshot = self._snapshot_with(snapshot_id, max(row, parent_row))
+            snapshot[row] = min(int(snapshot[parent_row]), end)
+
+    def _snapshot_with(self, snapshot_id: StepId, row: int) -> IntArray:
+        snapshot = self._snapshots[snapshot_id]
+        if row >= len(snapshot):
+            grown = np.zeros(len(self._columns.scheduled), dtype=np.int64)
+            grown[: len(snapshot)] = snapshot
+            self._snapshots[snapshot_id] = snapshot = grown
+        return snapshot
+
+    def scheduled_before(self, row: int) -> int:
+        """Count the leading positions of a row that earlier steps than the next one scheduled."""
+        return max(bound for _, bound in self.scheduled_bounds(row))
 
     def scheduled_bounds(self, row: int) -> Iterator[tuple[StepId, int]]:
         """Tell which step scheduled which positions of a row, as ascending (step, end) pairs.

@@ -24,6 +24,8 @@ class Supply:
         self._twins = twins
         self._statistics = statistics
         self._read_block_ids: set[int] = set()
+        self._source_block_ids: set[int] = set()
+        self._target_block_ids: set[int] = set()
 
     @property
     def available_count(self) -> int:
@@ -68,8 +70,7 @@ class Supply:
         `is_read`: the step `step_id` reads or writes the blocks, so it must not hand them out.
         """
         uncached: list[int] = []
-        for block_id in reversed(sequence.private_block_ids):
-            self._leave_table(block_id, uncached, is_read=is_read)
+        self._release_private(sequence, uncached, now_ms=now_ms, step_id=step_id, is_read=is_read)
         for node, start in list(sequence.path()):
             lane = node.lane
             if is_read:
@@ -82,18 +83,89 @@ class Supply:
                     self._order.remove(lane)
                     self._append(lane, now_ms=now_ms, step_id=step_id)
                 continue
-            lane.holder_count -= 1
-            if lane.holder_count:
-                continue
-            indexed_block_id = lane.block_ids[0]
-            was_read = lane.read_step_id == step_id
-            if lane.copies and self._twins.pass_on(lane):
-                uncached.append(indexed_block_id)
-                if was_read:
-                    self._read_block_ids.add(indexed_block_id)
-            else:
-                self._append(lane, now_ms=now_ms, step_id=step_id)
+            self._leave_lane(lane, uncached, now_ms=now_ms, step_id=step_id)
         self._push_front(uncached, is_read=is_read)
+
+    def _release_private(
+        self,
+        sequence: Sequence,
+        uncached: list[int],
+        *,
+        now_ms: int,
+        step_id: StepId,
+        is_read: bool,
+    ) -> None:
+        lane = sequence.borrowed
+        first = 0 if lane is None else 1
+        for block_id in reversed(sequence.private_block_ids[first:]):
+            self._leave_table(block_id, uncached, is_read=is_read)
+        if lane is not None:
+            if is_read:
+                lane.read_step_id = step_id
+            self._leave_lane(lane, uncached, now_ms=now_ms, step_id=step_id)
+
+    def take_back(self, lane: Lane, *, now_ms: int, step_id: StepId) -> list[int]:
+        """Take a borrowed block back after a failed step; returns it where nobody else holds it and
+        it was never written."""
+        uncached: list[int] = []
+        if lane.pending:
+            lane.holder_count -= 1
+            if lane.holder_count == 0:
+                uncached.extend(lane.block_ids)
+        else:
+            self._leave_lane(lane, uncached, now_ms=now_ms, step_id=step_id)
+        return uncached
+
+    def _leave_lane(self, lane: Lane, uncached: list[int], *, now_ms: int, step_id: StepId) -> None:
+        lane.holder_count -= 1
+        if lane.holder_count:
+            return
+        indexed_block_id = lane.block_ids[0]
+        was_read = lane.read_step_id == step_id
+        if lane.copies and self._twins.pass_on(lane):
+            uncached.append(indexed_block_id)
+            if was_read:
+                self._read_block_ids.add(indexed_block_id)
+        else:
+            self._append(lane, now_ms=now_ms, step_id=step_id)
+
+    def replace_shared(
+        self,
+        sequence: Sequence,
+        block_index: int,
+        block_id: int,
+        *,
+        now_ms: int,
+        step_id: StepId,
+        is_read: bool,
+    ) -> None:
+        """Put a block into a table in place of a shared one, whose content is copied (S16).
+
+        Neither is handed out before the step ends (S22). `is_read`: an earlier entry of the step
+        made the sequence read the shared block.
+        """
+        at = block_index - sequence.indexed_count
+        source_block_id = sequence.private_block_ids[at]
+        sequence.private_block_ids[at] = block_id
+        self._source_block_ids.add(source_block_id)
+        self._target_block_ids.add(block_id)
+        uncached: list[int] = []
+        lane = sequence.borrowed
+        if lane is None:
+            self._leave_table(source_block_id, uncached, is_read=is_read)
+        else:
+            sequence.borrowed = None
+            lane.read_step_id = step_id
+            self._leave_lane(lane, uncached, now_ms=now_ms, step_id=step_id)
+        self._push_front(uncached, is_read=True)
+
+    def is_read(self, block_id: int) -> bool:
+        """Tell whether a sequence that was planned in this step left a block that others have."""
+        return block_id in self._read_block_ids
+
+    def is_target(self, block_id: int) -> bool:
+        """Tell whether this step copies into a block."""
+        return block_id in self._target_block_ids
 
     def _append(self, lane: Lane, *, now_ms: int, step_id: StepId) -> None:
         lane.last_use_ms = now_ms
@@ -111,12 +183,14 @@ class Supply:
     def _push_front(self, block_ids: list[int], *, is_read: bool) -> None:
         if is_read:
             self._order.push_front_withheld(block_ids)
-        elif self._read_block_ids.isdisjoint(block_ids):
+            return
+        busy_block_ids = self._read_block_ids | self._source_block_ids
+        if busy_block_ids.isdisjoint(block_ids):
             self._order.push_front(block_ids)
         else:
-            # Another table's sequence was planned and closed in this step, and read some of them.
+            # This step copies some of them, or a sequence that it closed had read them.
             for block_id in reversed(block_ids):
-                if block_id in self._read_block_ids:
+                if block_id in busy_block_ids:
                     self._order.push_front_withheld([block_id])
                 else:
                     self._order.push_front([block_id])
@@ -125,3 +199,5 @@ class Supply:
         """Let later steps have the blocks that the applied step read or wrote (S22)."""
         self._order.end_step()
         self._read_block_ids.clear()
+        self._source_block_ids.clear()
+        self._target_block_ids.clear()

@@ -23,7 +23,8 @@ class Twins:
     """Private copies and the places that they may take.
 
     Invariants: `unsettled` has every lane with an unwritten copy; `table_counts` has the blocks
-    outside the index that stand in more than one table, with the number of tables.
+    outside the index that stand in more than one table, with the number of tables: copies, and
+    blocks that forks share.
     """
 
     def __init__(
@@ -82,13 +83,17 @@ class Twins:
             push_front([old_block_id])
         else:
             holders = self._holders(lane, copy.block_index)
-            assert len(holders) == lane.holder_count
+            borrowers = [one for one in self._sequences.values() if one.borrowed is lane]
+            holder_count = lane.holder_count
+            assert len(holders) + len(borrowers) == holder_count
+            for borrower in borrowers:
+                borrower.borrowed = None
             self._repoint(lane, copy.block_id)
             for holder in holders:
                 holder.copies[copy.block_index] = old_block_id
                 lane.copies.append(PrivateCopy(holder, old_block_id, copy.block_index))
-            if len(holders) > 1:
-                self.table_counts[old_block_id] = len(holders)
+            if holder_count > 1:
+                self.table_counts[old_block_id] = holder_count
         if lane.pending:
             self._index.publish_whole(lane)
 
@@ -108,7 +113,33 @@ class Twins:
         lane.block_ids[0] = block_id
         lane.holder_count = len(takers)
         lane.read_step_id = StepId(0)
-        self.table_counts.pop(block_id, None)
+        self.borrow(lane)
+
+    def borrow(self, lane: Lane) -> None:
+        """Let the other tables that have a block borrow it, now that it is a lane's only one."""
+        block_id = lane.block_ids[0]
+        if self.table_counts.pop(block_id, 1) == lane.holder_count:
+            return
+        for sequence in self._sequences.values():
+            if sequence.private_block_ids[:1].count(block_id):
+                sequence.borrowed = lane
+                lane.holder_count += 1
+
+    def share(self, block_id: int) -> None:
+        """Account for a block outside the index standing in one more table."""
+        self.table_counts[block_id] = self.table_counts.get(block_id, 1) + 1
+
+    def share_copies(self, child: Sequence, parent: Sequence) -> None:
+        """Put the copies on a fork's path into its table."""
+        for node, start in child.path():
+            block_id = parent.copies.get(start)
+            if block_id is None:
+                continue
+            copies = node.lane.copies
+            at = next(at for at, copy in enumerate(copies) if copy.sequence is parent)
+            copies.insert(at + 1, PrivateCopy(child, block_id, start))
+            child.copies[start] = block_id
+            self.share(block_id)
 
     def pass_on(self, lane: Lane) -> bool:
         """Hand a place that nobody holds any more to a written copy; False where there is none."""

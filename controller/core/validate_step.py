@@ -11,7 +11,6 @@ from prefixd.controller.core.errors import (
     FieldInvalid,
     PromptEmpty,
     TokenIdInvalid,
-    Unsupported,
 )
 from prefixd.controller.core.messages import (
     CloseEntry,
@@ -49,7 +48,8 @@ def step(message: Step, spec: PoolSpec) -> None:
             case CloseEntry():
                 _handle(entry.handle, f"entries[{index}].close.handle")
             case ForkEntry():
-                raise Unsupported("forks are not offered", field=f"entries[{index}].fork")
+                _fork(entry, f"entries[{index}].fork")
+    _new_handles(message)
 
 
 def prompt(token_ids: TokenArray, spec: PoolSpec, field: str) -> None:
@@ -92,13 +92,7 @@ def _tokens_count(value: int, field: str) -> None:
 
 def _open(entry: OpenEntry, spec: PoolSpec, field: str) -> None:
     _handle(entry.handle, f"{field}.handle")
-    id_bytes = len(entry.sequence_id.encode())
-    if not 1 <= id_bytes <= limits.SEQUENCE_ID_BYTES_MAX:
-        raise FieldInvalid(
-            f"{field}.sequence_id has {id_bytes} bytes, not 1..{limits.SEQUENCE_ID_BYTES_MAX}",
-            numbers={"length": id_bytes, "length_max": limits.SEQUENCE_ID_BYTES_MAX},
-            field=f"{field}.sequence_id",
-        )
+    _sequence_id(entry.sequence_id, f"{field}.sequence_id")
     prompt(entry.token_ids, spec, f"{field}.token_ids")
     if entry.schedule_token_count_max is not None:
         _non_negative(entry.schedule_token_count_max, f"{field}.schedule_token_count_max")
@@ -107,6 +101,41 @@ def _open(entry: OpenEntry, spec: PoolSpec, field: str) -> None:
     _non_negative(entry.preemption_count, f"{field}.preemption_count")
     _non_negative(entry.await_token_count_min, f"{field}.await_token_count_min")
     identity(entry.identity, spec, f"{field}.identity")
+
+
+def _sequence_id(sequence_id: str, field: str) -> None:
+    id_bytes = len(sequence_id.encode())
+    if not 1 <= id_bytes <= limits.SEQUENCE_ID_BYTES_MAX:
+        raise FieldInvalid(
+            f"{field} has {id_bytes} bytes, not 1..{limits.SEQUENCE_ID_BYTES_MAX}",
+            numbers={"length": id_bytes, "length_max": limits.SEQUENCE_ID_BYTES_MAX},
+            field=field,
+        )
+
+
+def _fork(entry: ForkEntry, field: str) -> None:
+    _handle(entry.parent_handle, f"{field}.parent_handle")
+    _handle(entry.child_handle, f"{field}.child_handle")
+    _sequence_id(entry.child_sequence_id, f"{field}.child_sequence_id")
+    count_in_range(entry.token_count, low=1, high=_TOKENS_MAX, field=f"{field}.token_count")
+
+
+def _new_handles(message: Step) -> None:
+    """A handle names one sequence of the epoch, so a step gives it out once."""
+    seen: set[int] = set()
+    for index, entry in enumerate(message.entries):
+        match entry:
+            case OpenEntry():
+                handle, field = entry.handle, f"entries[{index}].open.handle"
+            case ForkEntry():
+                handle, field = entry.child_handle, f"entries[{index}].fork.child_handle"
+            case _:
+                continue
+        if handle in seen:
+            raise FieldInvalid(
+                f"{field} gives out handle {handle} twice", numbers={"handle": handle}, field=field
+            )
+        seen.add(handle)
 
 
 def _non_negative(value: int, field: str) -> None:

@@ -115,4 +115,5 @@ def _fill_copies(
             source_block_id=copy.source_block_id,
             target_block_id=copy.target_block_id,
             token_count=copy.token_count,
+            block_index=copy.block_index,
         )

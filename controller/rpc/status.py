@@ -40,6 +40,7 @@ CODES = MappingProxyType(
         "TOKEN_BUDGET": grpc.StatusCode.RESOURCE_EXHAUSTED,
         "LIMIT_EXCEEDED": grpc.StatusCode.RESOURCE_EXHAUSTED,
         "EVENTS_COMPACTED": grpc.StatusCode.OUT_OF_RANGE,
+        "COPY_IN_SAME_STEP": grpc.StatusCode.UNAVAILABLE,
         "DRAINING": grpc.StatusCode.UNAVAILABLE,
         "INVARIANT_BROKEN": grpc.StatusCode.INTERNAL,
         "INTERNAL_FAILURE": grpc.StatusCode.INTERNAL,

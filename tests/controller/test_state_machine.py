@@ -37,11 +37,21 @@ from tests.model.digests import root_digest
 from tests.model.malformed import MALFORMED
 from tests.model.sequence import NaiveSequence
 from tests.model.steps import NaiveLog
-from tests.model.strategies import Extension, Opening, Row, extensions, openings, rows
+from tests.model.strategies import (
+    Extension,
+    Forking,
+    Opening,
+    Row,
+    extensions,
+    forkings,
+    openings,
+    rows,
+)
 
 SEED = "0"
 VOCABULARY_SIZE = 8
 SEQUENCES_MAX = 6
+OFTEN = st.booleans()
 RARELY = st.sampled_from((False, False, True))
 LOOKS = st.sampled_from((False, False, False, True))
 LAGS = st.sampled_from((0, 1, 0, 2, 3))
@@ -187,6 +197,16 @@ class PoolMachine(RuleBasedStateMachine):
         """Adds tokens, a chunk, drafts, lookahead slots; takes drafts back."""
         self.begin(lag=lag, budget=extension.token_budget)
         self.add(extension.entry(self.pick(extension.sequence)))
+        if not more:
+            self.send(look=look)
+
+    @precondition(lambda self: 0 < len(self.model.sequences) < SEQUENCES_MAX)
+    @rule(drawn=forkings(), lag=LAGS, more=OFTEN, look=LOOKS)
+    def fork(self, drawn: Forking, lag: int, more: bool, look: bool) -> None:
+        """Forks a sequence; children often write in the same step."""
+        self.begin(lag=lag)
+        handle, name = self.next_name()
+        self.add(drawn.entry(self.pick(drawn.sequence), handle, name))
         if not more:
             self.send(look=look)
 

@@ -33,8 +33,9 @@ from tests.model.compare import (
     assert_equal_tables,
 )
 from tests.model.digests import root_digest
+from tests.model.sequence import NaiveSequence
 from tests.model.steps import NaiveLog
-from tests.model.strategies import IDENTITIES, Extension, Opening
+from tests.model.strategies import IDENTITIES, Extension, Forking, Opening
 
 SEED = "0"
 STEPS_SHOWN = 12
@@ -51,6 +52,7 @@ class Shape:
     vocabulary_size: int
     failure_rate: float
     identity_rate: float
+    fork_rate: float
     skip_rate: float
 
     @classmethod
@@ -67,6 +69,7 @@ class Shape:
             vocabulary_size=chance.choice((1, 2, 2, 3, 8)),
             failure_rate=chance.choice((0.0, 0.02, 0.1)),
             identity_rate=chance.choice((0.0, 0.3)),
+            fork_rate=chance.choice((0.0, 0.3, 0.6)),
             skip_rate=chance.choice((0.0, 0.15, 0.5)),
         )
 
@@ -145,6 +148,8 @@ class Run:
             return CloseEntry(sequence.handle, reason)
         if self.rarely(0.4):
             return self.opening()
+        if self.rarely(self.shape.fork_rate):
+            return self.fork(self.chance.choice(sequences))
         if self.rarely(0.4):
             return self.extension().entry(self.chance.choice(sequences))
         chosen = self.chance.sample(sequences, self.chance.randint(1, len(sequences)))
@@ -192,6 +197,17 @@ class Run:
         token_ids = [*shared, *behind][-self.shape.prompt_token_count_max :]
         self.prompts.append(token_ids)
         return drawn.entry(handle, name, token_ids)
+
+    def fork(self, parent: NaiveSequence) -> Entry:
+        """Draws a fork, most often at the end."""
+        self.opened_count += 1
+        drawn = Forking(
+            sequence=0,
+            left_out_token_count=self.chance.choice((0, 0, 0, 1, 2, 5)),
+            repeats_name=False,
+        )
+        name = SequenceId(f"s{self.opened_count}")
+        return drawn.entry(parent, Handle(self.opened_count), name)
 
     def extension(self) -> Extension:
         """Draws an extension."""

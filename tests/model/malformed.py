@@ -75,7 +75,16 @@ def _failed(*, first: int, last: int) -> Callable[[NaiveLog], Step]:
     return make
 
 
-FORK = ForkEntry(FRESH_HANDLE, Handle(FRESH_HANDLE + 1), SequenceId("child"), 1)
+def _fork(**changed: Any) -> Callable[[NaiveLog], Step]:
+    parts = {
+        "parent_handle": FRESH_HANDLE,
+        "child_handle": Handle(FRESH_HANDLE + 1),
+        "child_sequence_id": SequenceId("child"),
+        "token_count": 1,
+    }
+    entry = ForkEntry(**(parts | changed))
+    return lambda model: _step(model, entry)
+
 
 MALFORMED: dict[str, Callable[[NaiveLog], Step]] = {
     "TOKEN_ID_INVALID in an open": _open([1, 9, 1]),
@@ -101,6 +110,10 @@ MALFORMED: dict[str, Callable[[NaiveLog], Step]] = {
     "FIELD_INVALID failed": _failed(first=1, last=1),
     "FIELD_INVALID failed range": _failed(first=0, last=0),
     "STEP_OUT_OF_ORDER": _step_numbers(ahead=2),
-    "UNSUPPORTED fork": lambda model: _step(model, FORK),
+    "FIELD_INVALID fork of nothing": _fork(token_count=0),
+    "FIELD_INVALID fork's name": _fork(child_sequence_id=SequenceId("")),
+    "FIELD_INVALID fork's handle": _fork(child_handle=Handle(-1)),
+    "FIELD_INVALID parent's handle": _fork(parent_handle=Handle(2**32)),
+    "FIELD_INVALID handle of two": _fork(child_handle=FRESH_HANDLE),
 }
 """The first word is the reason that the refusal must name."""

@@ -35,7 +35,9 @@ class NaivePool:
     `index` maps a place to the one block that stands for it. `step_of_block` says which step writes
     a complete block: one of the index or a copy; a block of the index is published once that step
     has been executed. `copy_blocks` are the copies, oldest first. `working_step_ids` are the steps
-    that scheduled something.
+    that scheduled or copied something. `busy_blocks` are read, written or copied by the step that
+    is being applied; of these, `left_blocks` were read by a sequence that the step closed or that
+    copied them, `target_blocks` are copied into.
 
     Two blocks with one place are twins (S15). The index never moves from a written block to one
     that is not, nor from a pending one to a later one: the later step may fail, and would
@@ -57,6 +59,8 @@ class NaivePool:
         self.working_step_ids: set[int] = set()
         self.statistics = NaiveStatistics()
         self.busy_blocks: set[BlockId] = set()
+        self.left_blocks: set[BlockId] = set()
+        self.target_blocks: set[BlockId] = set()
 
     # What can be seen.
 
@@ -250,8 +254,7 @@ class NaivePool:
         return [
             sequence.table[depth]
             for sequence in self.sequences.values()
-            if sequence.cacheable
-            and depth < sequence.completed
+            if depth < sequence.shared_count
             and depth < len(sequence.table)
             and sequence.place(depth) == place
             and sequence.table[depth] != self.index[place]
@@ -268,35 +271,54 @@ class NaivePool:
         while len(sequence.table) > kept_block_count:
             block = sequence.table.pop()
             self._refresh_twin(sequence, block)
-            if block in self.reference_counts():
-                continue
-            place = self.place_of_block(block)
-            written = self.written_copies_of(place) if place is not None else []
-            if place is not None and written:
-                self._index_copy(place, self.oldest(written))
-            if place is not None and not written:
-                self.free.append(block)
-            else:
-                uncached.append(block)
-                self.step_of_block.pop(block, None)
-                if block in self.copy_blocks:
-                    self.copy_blocks.remove(block)
+            uncached += self.let_go(block)
         self.free[:0] = uncached
+
+    def let_go(self, block: BlockId) -> list[BlockId]:
+        """Takes back a block that has left a table; returns it where it is uncached now."""
+        if block in self.reference_counts():
+            if block in self.copy_blocks and not self._is_complete_for_any(block):
+                self.copy_blocks.remove(block)
+                self.step_of_block.pop(block, None)
+            return []
+        place = self.place_of_block(block)
+        written = self.written_copies_of(place) if place is not None else []
+        if place is not None and written:
+            self._index_copy(place, self.oldest(written))
+        if place is not None and not written:
+            self.free.append(block)
+            return []
+        self.step_of_block.pop(block, None)
+        if block in self.copy_blocks:
+            self.copy_blocks.remove(block)
+        return [block]
+
+    def _is_complete_for_any(self, block: BlockId) -> bool:
+        return any(
+            block in sequence.table[: sequence.completed] for sequence in self.sequences.values()
+        )
 
     def _refresh_twin(self, sequence: NaiveSequence, block: BlockId) -> None:
         depth = len(sequence.table)
-        if not sequence.cacheable or depth >= sequence.completed:
+        if depth >= sequence.shared_count:
             return
         indexed = self.index.get(sequence.place(depth), block)
-        if block in self.busy_blocks:
+        if sequence.planned_step_id == self.applied_step_id:
             self.busy_blocks.add(indexed)
         if indexed != block and indexed in self.free:
             self.free.remove(indexed)
             self.free.append(indexed)
 
     def written_copies_of(self, place: Place) -> list[BlockId]:
-        """Returns the private copies of a place whose KV is written."""
-        return [copy for copy in self.copies_of(place) if self.is_written(copy)]
+        """Returns the private copies of a place whose KV is written.
+
+        While tables are cut, those that never will be have no step any more.
+        """
+        return [
+            copy
+            for copy in self.copies_of(place)
+            if copy in self.step_of_block and self.is_written(copy)
+        ]
 
     def oldest(self, copies: list[BlockId]) -> BlockId:
         """Chooses the copy that has been one for longest."""
@@ -312,7 +334,9 @@ class NaivePool:
                 self._enter(place, self.oldest(written))
 
     def _place_of_copy(self, copy: BlockId) -> Place:
-        sequence = next(one for one in self.sequences.values() if copy in one.table)
+        sequence = next(
+            one for one in self.sequences.values() if copy in one.table[: one.completed]
+        )
         return sequence.place(sequence.table.index(copy))
 
     def cut_tables(self) -> dict[Handle, int]:
@@ -328,7 +352,7 @@ class NaivePool:
         before: dict[Handle, int] = {}
         for sequence in self.sequences.values():
             run = 0
-            while sequence.cacheable and run < sequence.completed:
+            while run < sequence.shared_count:
                 if sequence.table[run] not in self.step_of_block:
                     break
                 run += 1
@@ -370,4 +394,30 @@ class NaivePool:
         self.copy_blocks.clear()
         for sequence in self.sequences.values():
             sequence.cacheable = False
+            sequence.sealed_at = 0
         return dropped
+
+    def evict(self, blocks: set[BlockId]) -> tuple[int, int]:
+        """Takes named blocks, or the places of named copies, out of the index with all that is
+        behind them (S19); sequences that have some share nothing more. Returns how many were
+        dropped, and how many of these are held."""
+        named = {place for place, block in self.index.items() if block in blocks}
+        named |= {self._place_of_copy(copy) for copy in self.copy_blocks if copy in blocks}
+        doomed = [
+            place for place in self.index if any(place[: len(top)] == top for top in named)
+        ]
+        doomed_blocks = {self.index[place] for place in doomed}
+        for place in doomed:
+            doomed_blocks.update(self.copies_of(place))
+        held = sum(self.index[place] in self.reference_counts() for place in doomed)
+        for sequence in self.sequences.values():
+            at = [index for index, block in enumerate(sequence.table) if block in doomed_blocks]
+            if at:
+                sequence.sealed_at = min(sequence.shared_count, at[0])
+                sequence.cacheable = False
+        for place in doomed:
+            del self.index[place]
+        for block in doomed_blocks:
+            del self.step_of_block[block]
+        self.copy_blocks = [copy for copy in self.copy_blocks if copy not in doomed_blocks]
+        return len(doomed), held

@@ -1,12 +1,16 @@
 """A sequence of the naive model, its places in the index, and the plan for its worker."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from prefixd.controller.core.messages import (
+    BlockCopy,
     BlockId,
+    ForkEntry,
     GroupPlan,
     Handle,
     Identity,
@@ -40,7 +44,8 @@ class NaiveSequence:
 
     `scheduled_by[p]` is the step that scheduled position p; a matched position has the step that
     its block waits for. `completed` counts the leading blocks whose tokens are all known and whose
-    positions are all scheduled.
+    positions are all scheduled. Of these the first `sealed_at` still count where what follows was
+    evicted by name: it publishes nothing more then, and is not cacheable.
     """
 
     handle: Handle
@@ -55,13 +60,20 @@ class NaiveSequence:
     table: list[BlockId] = field(default_factory=list)
     scheduled_by: list[int] = field(default_factory=list)
     completed: int = 0
+    sealed_at: int | None = None
     cached_count: int = 0
     cut: bool = False
+    planned_step_id: int = 0
 
     @property
     def known(self) -> int:
         """Tokens known."""
         return len(self.token_ids)
+
+    @property
+    def shared_count(self) -> int:
+        """Leading completed blocks that stand for places."""
+        return self.completed if self.cacheable else min(self.sealed_at or 0, self.completed)
 
     @property
     def scheduled(self) -> int:
@@ -78,13 +90,39 @@ class NaiveSequence:
             version=self.version,
         )
 
+    def fork(self, entry: ForkEntry) -> NaiveSequence:
+        """Returns a child that has the first tokens and the blocks that hold them (S16)."""
+        count = entry.token_count
+        return NaiveSequence(
+            handle=entry.child_handle,
+            sequence_id=entry.child_sequence_id,
+            identity=self.identity,
+            version=self.version,
+            block_size=self.block_size,
+            cacheable=self.cacheable,
+            skip_cache_read=self.skip_cache_read,
+            preemption_count=0,
+            token_ids=self.token_ids[:count],
+            table=self.table[: -(-count // self.block_size)],
+            scheduled_by=self.scheduled_by[:count],
+            completed=count // self.block_size,
+            sealed_at=self.sealed_at,
+            cached_count=count,
+        )
+
     def completed_places(self) -> Iterator[tuple[int, Place]]:
         """Gives the indices and places of the completed blocks."""
         for index in range(self.completed):
             yield index, self.place(index)
 
     def plan(
-        self, *, cached: TokenRange, scheduled: TokenRange, lookahead: int, start_block: int
+        self,
+        *,
+        cached: TokenRange,
+        scheduled: TokenRange,
+        lookahead: int,
+        start_block: int,
+        copies: tuple[BlockCopy, ...] = (),
     ) -> SequencePlan:
         """Returns the plan for positions just scheduled; the table holds their blocks already."""
         slots = [
@@ -98,4 +136,5 @@ class NaiveSequence:
             cached=cached,
             scheduled=scheduled,
             groups=(GroupPlan(start_block=start_block, block_ids=appended, slots=runs),),
+            copies=copies,
         )

@@ -4,6 +4,7 @@ import numpy as np
 
 from prefixd.controller.core.messages import (
     AwaitPrefix,
+    BlockCopy,
     BlockId,
     CloseEntry,
     CloseOutcome,
@@ -14,19 +15,23 @@ from prefixd.controller.core.messages import (
     Entry,
     ExtendEntry,
     ExtendOutcome,
+    ForkEntry,
+    ForkOutcome,
     Handle,
     OpenEntry,
     OpenOutcome,
     Outcome,
     PoolSpec,
     Refusal,
+    SequenceId,
     SequencePlan,
     Step,
     StepId,
     StepReply,
     TokenRange,
 )
-from tests.model.naive import NaivePool, Refused
+from tests.model.forks import NaiveForks
+from tests.model.naive import Refused
 from tests.model.sequence import NaiveSequence
 
 
@@ -35,7 +40,7 @@ def ceil_div(numerator: int, denominator: int) -> int:
     return -(-numerator // denominator)
 
 
-class NaiveLog(NaivePool):
+class NaiveLog(NaiveForks):
     """A naive pool that is changed by numbered steps."""
 
     def __init__(self, spec: PoolSpec) -> None:
@@ -57,7 +62,7 @@ class NaiveLog(NaivePool):
     def begin_step(self, step: Step) -> None:
         """Takes in what a step says beside its entries."""
         assert step.step_id == self.applied_step_id + 1
-        self.busy_blocks = set()
+        self.busy_blocks, self.left_blocks, self.target_blocks = set(), set(), set()
         self._budget_left = step.token_budget
         self._outcomes = []
         for executed in range(self.executed_step_id + 1, step.executed_step_id + 1):
@@ -100,17 +105,15 @@ class NaiveLog(NaivePool):
                     return self._extend(entry)
                 case CloseEntry():
                     return self._close(entry)
+                case ForkEntry():
+                    return self._fork(entry)
                 case DecodeEntry():
                     return self._decode(entry)
         except Refused as refused:
             return Refusal(refused.reason, "", tuple(sorted(refused.numbers.items())))
-        raise AssertionError(f"the model knows no such entry: {entry}")
 
     def _open(self, entry: OpenEntry) -> Outcome:
-        if entry.handle in self.sequences or any(
-            sequence.sequence_id == entry.sequence_id for sequence in self.sequences.values()
-        ):
-            raise Refused("SEQUENCE_EXISTS")
+        self._check_names(entry.handle, entry.sequence_id)
         sequence = NaiveSequence(
             handle=entry.handle,
             sequence_id=entry.sequence_id,
@@ -144,6 +147,25 @@ class NaiveLog(NaivePool):
             )
             count(query_token_count=sequence.known, hit_token_count=sequence.cached_count)
         return OpenOutcome(plan, match.published_token_count, match.pending_token_count)
+
+    def _check_names(self, handle: Handle, sequence_id: SequenceId) -> None:
+        if handle in self.sequences or any(
+            sequence.sequence_id == sequence_id for sequence in self.sequences.values()
+        ):
+            raise Refused("SEQUENCE_EXISTS")
+
+    def _fork(self, entry: ForkEntry) -> Outcome:
+        parent = self.sequences.get(entry.parent_handle)
+        if parent is None:
+            raise Refused("SEQUENCE_NOT_FOUND")
+        self._check_names(entry.child_handle, entry.child_sequence_id)
+        if entry.token_count > min(parent.known, parent.scheduled):
+            raise Refused("POSITION_MISMATCH")
+        child = parent.fork(entry)
+        self.sequences[child.handle] = child
+        cached = TokenRange(0, entry.token_count)
+        nothing = TokenRange(entry.token_count, entry.token_count)
+        return ForkOutcome(child.plan(cached=cached, scheduled=nothing, lookahead=0, start_block=0))
 
     def _readable_blocks(self, sequence: NaiveSequence) -> list[BlockId]:
         if not sequence.cacheable or sequence.skip_cache_read:
@@ -189,8 +211,11 @@ class NaiveLog(NaivePool):
             count = min(count, self._budget_left)
         slot_count = max(start + count, must_fit) + lookahead
         have = start_block + len(matched)
+        shared = self.shared_tail(sequence, start) if count + lookahead else None
+        if shared is not None:
+            self.check_copy(sequence, shared, start)
         self.check_supply(
-            new_block_count=max(ceil_div(slot_count, size) - have, 0),
+            new_block_count=max(ceil_div(slot_count, size) - have, 0) + (shared is not None),
             total_block_count=ceil_div(slot_count, size),
             matched=matched,
         )
@@ -200,13 +225,18 @@ class NaiveLog(NaivePool):
                 self.free.remove(block)
             sequence.scheduled_by += [self.step_of_block[block]] * size
         sequence.table += matched
+        copies: tuple[BlockCopy, ...] = ()
+        if shared is not None:
+            own = self.replace_shared(sequence, shared)
+            copies = (BlockCopy(sequence.handle, 0, shared, own, start % size, start // size),)
         sequence.table += self.take(max(ceil_div(start + count + lookahead, size) - have, 0))
         sequence.scheduled_by += [self.applied_step_id] * count
         sequence.cut = False
         self.sequences[sequence.handle] = sequence
         if self._budget_left is not None:
             self._budget_left -= count
-        if count:
+        if count or copies:
+            sequence.planned_step_id = self.applied_step_id
             self.busy_blocks.update(sequence.table)
             self.working_step_ids.add(self.applied_step_id)
         self.complete_blocks(sequence)
@@ -215,6 +245,7 @@ class NaiveLog(NaivePool):
             scheduled=TokenRange(start, start + count),
             lookahead=lookahead,
             start_block=start_block,
+            copies=copies,
         )
 
     def _sequence_at(
@@ -255,11 +286,14 @@ class NaiveLog(NaivePool):
         sequence = self.sequences.pop(entry.handle, None)
         if sequence is None:
             raise Refused("SEQUENCE_NOT_FOUND")
+        if sequence.planned_step_id == self.applied_step_id:
+            self.left_blocks.update(sequence.table)
         self.release(sequence, kept_block_count=0)
         return CloseOutcome()
 
     def _decode(self, entry: DecodeEntry) -> Outcome:
         new_blocks: list[int] = []
+        copies: list[BlockCopy] = []
         deferred: list[DeferredRow] = []
         offset = 0
         for row, handle in enumerate(entry.handles):
@@ -267,14 +301,14 @@ class NaiveLog(NaivePool):
             token_ids = [int(token) for token in entry.token_ids[offset : offset + count]]
             offset += count
             try:
-                new_blocks.append(
-                    self._decode_row(
-                        Handle(int(handle)),
-                        known_before=int(entry.known_count_before[row]),
-                        scheduled_before=int(entry.scheduled_count_before[row]),
-                        token_ids=token_ids,
-                    )
+                new_block, row_copies = self._decode_row(
+                    Handle(int(handle)),
+                    known_before=int(entry.known_count_before[row]),
+                    scheduled_before=int(entry.scheduled_count_before[row]),
+                    token_ids=token_ids,
                 )
+                new_blocks.append(new_block)
+                copies += row_copies
             except Refused as refused:
                 new_blocks.append(0)
                 deferred.append(
@@ -285,11 +319,12 @@ class NaiveLog(NaivePool):
                         refused.numbers.get("available_count", 0),
                     )
                 )
-        return DecodeOutcome((np.array(new_blocks, np.int64),), tuple(deferred))
+        column = np.array(new_blocks, np.int64)
+        return DecodeOutcome((column,), tuple(deferred), tuple(copies))
 
     def _decode_row(
         self, handle: Handle, *, known_before: int, scheduled_before: int, token_ids: list[int]
-    ) -> int:
+    ) -> tuple[int, tuple[BlockCopy, ...]]:
         sequence = self._sequence_at(
             handle, known_before=known_before, scheduled_before=scheduled_before
         )
@@ -298,11 +333,11 @@ class NaiveLog(NaivePool):
         table_before = len(sequence.table)
         sequence.token_ids += token_ids
         try:
-            self._schedule(
+            plan = self._schedule(
                 sequence, matched=[], end=sequence.scheduled + 1, count_max=1, lookahead=0
             )
         except Refused:
             del sequence.token_ids[known_before:]
             raise
         appended = sequence.table[table_before:]
-        return appended[0] if appended else 0
+        return (appended[0] if appended else 0), plan.copies

@@ -9,6 +9,7 @@ from hypothesis.strategies import SearchStrategy
 
 from prefixd.controller.core.messages import (
     ExtendEntry,
+    ForkEntry,
     Handle,
     Identity,
     LoraAdapter,
@@ -118,6 +119,25 @@ class Extension:
 
 
 @dataclass(frozen=True, slots=True)
+class Forking:
+    """A fork entry but for the names and positions."""
+
+    sequence: int
+    left_out_token_count: int
+    repeats_name: bool
+
+    def entry(self, parent: NaiveSequence, handle: Handle, name: SequenceId) -> ForkEntry:
+        """Returns the entry that forks a sequence as it stands."""
+        count = min(parent.known, parent.scheduled) - self.left_out_token_count
+        return ForkEntry(
+            parent_handle=parent.handle,
+            child_handle=handle,
+            child_sequence_id=parent.sequence_id if self.repeats_name else name,
+            token_count=max(count, 1),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """A decode row but for its sequence's positions."""
 
@@ -171,6 +191,16 @@ def extensions() -> SearchStrategy[Extension]:
         rolled_back_token_count=_mostly(None, 0, 1, 2, 5),
         token_budget=_rarely(None, 0, 2),
         misplaced=_rarely(False, True),
+    )
+
+
+def forkings() -> SearchStrategy[Forking]:
+    """Draws forks: most at the end, some further in front, few where nothing is."""
+    return st.builds(
+        Forking,
+        sequence=st.integers(0, 7),
+        left_out_token_count=_mostly(0, 1, 2, 3, 5, 8, -1),
+        repeats_name=_rarely(False, True),
     )
 
 

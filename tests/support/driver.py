@@ -106,6 +106,18 @@ def decode_entry(*rows: tuple[int, int, int]) -> cache_pb2.StepEntry:
     )
 
 
+def fork_entry(parent: int, child: int, *, token_count: int) -> cache_pb2.StepEntry:
+    """Makes a fork entry; the child is named after its handle."""
+    return cache_pb2.StepEntry(
+        fork=cache_pb2.ForkEntry(
+            parent_handle=parent,
+            child_handle=child,
+            child_sequence_id=f"sequence-{child}",
+            token_count=token_count,
+        )
+    )
+
+
 def close_entry(
     handle: int, reason: types_pb2.CloseReason.ValueType = types_pb2.CLOSE_REASON_FINISHED
 ) -> cache_pb2.StepEntry:

@@ -17,6 +17,8 @@ from prefixd.controller.core.messages import (
     ExtendEntry,
     ExtendOutcome,
     FailedSteps,
+    ForkEntry,
+    ForkOutcome,
     Handle,
     Identity,
     OpenEntry,
@@ -60,6 +62,14 @@ def extend_entry(
         token_ids=tokens(token_ids),
         **fields,
     )
+
+
+def fork_entry(
+    parent: int, child: int, token_count: int, *, sequence_id: str | None = None
+) -> ForkEntry:
+    """Returns an entry that forks a sequence; the child is "s<handle>" unless named."""
+    name = SequenceId(f"s{child}" if sequence_id is None else sequence_id)
+    return ForkEntry(Handle(parent), Handle(child), name, token_count)
 
 
 def close_entry(handle: int, reason: CloseReason = CloseReason.FINISHED) -> CloseEntry:
@@ -146,11 +156,20 @@ class Driver:
         assert isinstance(outcome, ExtendOutcome), outcome
         return outcome
 
+    def fork(self, parent: int, child: int, token_count: int) -> ForkOutcome:
+        """Forks a sequence in a step of its own."""
+        outcome = self.outcome(fork_entry(parent, child, token_count))
+        assert isinstance(outcome, ForkOutcome), outcome
+        return outcome
+
+    def row(self, handle: int, token_id: int) -> Row:
+        """Returns a decode row that supplies the next token of a sequence as it stands."""
+        view = self.sequence(handle)
+        return (handle, view.scheduled_count, view.known_count, [token_id])
+
     def decode(self, handle: int, token_id: int) -> int:
         """Decodes one token in a step of its own; returns the new block, 0 for none."""
-        view = self.sequence(handle)
-        row = (handle, view.scheduled_count, view.known_count, [token_id])
-        outcome = self.outcome(decode_entry(row))
+        outcome = self.outcome(decode_entry(self.row(handle, token_id)))
         assert isinstance(outcome, DecodeOutcome), outcome
         assert outcome.deferred_rows == ()
         return int(outcome.new_block_ids[0][0])

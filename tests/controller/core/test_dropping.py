@@ -141,3 +141,35 @@ def test_block_outside_the_pool_is_refused() -> None:
         with pytest.raises(BlockNotFound):
             driver.pool.evict_blocks(block_ids={1, block_id}, digests=frozenset())
     assert driver.seen() == before
+
+
+def test_s16_forks_of_a_sequence_on_evicted_content_share_its_blocks() -> None:
+    """A fork has the same table, and publishes nothing either."""
+    driver = Driver(block_count=20, block_size=4)
+    driver.open(1, PROMPT)
+    driver.step()
+    driver.pool.evict_blocks(block_ids={3}, digests=frozenset())
+    driver.fork(1, 2, 16)
+    assert driver.table(2) == driver.table(1)[:4]
+    driver.close(1)
+    driver.close(2)
+    assert sorted(driver.free_order()) == list(range(1, 20))
+    assert driver.match(PROMPT).published_token_count == 8
+
+
+def test_s16_a_fork_that_borrowed_an_evicted_block_keeps_it() -> None:
+    """Its partial block stays in its table; it publishes nothing more."""
+    driver = Driver(block_count=20, block_size=4)
+    driver.open(1, PROMPT)
+    driver.step()
+    driver.fork(1, 2, 10)
+    dropped = driver.pool.evict_blocks(block_ids={3}, digests=frozenset())
+    assert dropped.block_count == 2
+    invariants.check(driver.pool)
+    assert driver.table(2) == driver.table(1)[:3]
+    assert driver.sequence(2).uncacheable
+    driver.close(1)
+    for token_id in range(4):
+        driver.decode(2, token_id)
+    driver.close(2)
+    assert sorted(driver.free_order()) == list(range(1, 20))

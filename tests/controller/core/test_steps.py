@@ -13,18 +13,14 @@ from prefixd.controller.core.errors import (
     StepOutOfOrder,
     StepsInFlight,
     TokenIdInvalid,
-    Unsupported,
 )
 from prefixd.controller.core.limits import STEPS_IN_FLIGHT_MAX, TOKENS_PER_SEQUENCE_MAX
 from prefixd.controller.core.messages import (
     Entry,
     FailedSteps,
-    ForkEntry,
-    Handle,
     Identity,
     LoraAdapter,
     MultimodalItem,
-    SequenceId,
     Step,
     StepId,
 )
@@ -33,6 +29,7 @@ from tests.controller.core.driver import (
     close_entry,
     decode_entry,
     extend_entry,
+    fork_entry,
     open_entry,
 )
 
@@ -222,7 +219,10 @@ MALFORMED: list[tuple[Entry, type[CacheError], str]] = [
         "decode.token_ids",
     ),
     (close_entry(-1), FieldInvalid, "close.handle"),
-    (ForkEntry(Handle(1), Handle(2), SequenceId("child"), 1), Unsupported, "fork"),
+    (fork_entry(1, 2, 0), FieldInvalid, "fork.token_count"),
+    (fork_entry(-1, 2, 1), FieldInvalid, "fork.parent_handle"),
+    (fork_entry(1, -1, 1), FieldInvalid, "fork.child_handle"),
+    (fork_entry(1, 2, 1, sequence_id=""), FieldInvalid, "fork.child_sequence_id"),
 ]
 
 

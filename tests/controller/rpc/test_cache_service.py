@@ -4,6 +4,7 @@ from tests.support.driver import (
     close_entry,
     decode_entry,
     extend_entry,
+    fork_entry,
     open_entry,
     refused,
 )
@@ -140,6 +141,22 @@ def test_failed_step_cuts_its_sequences(calls):
         .extend.plan
     )
     assert (plan.scheduled.start_token, plan.scheduled.end_token) == (0, 10)
+
+
+def test_fork_shares_blocks_and_its_writer_gets_a_copy(calls):
+    """S16 over the wire: the shared partial block shows both holders until one writes into it."""
+    driver = Driver(calls)
+    driver.step(open_entry(1, PROMPT))
+    plan = driver.step(fork_entry(1, 2, token_count=10)).outcomes[0].fork.plan
+    assert (plan.handle, list(plan.groups[0].block_ids)) == (2, [1, 2, 3])
+    assert (plan.cached.end_token, plan.scheduled.end_token) == (10, 10)
+    show = inspect_pb2.GetBlockRequest(pool_name=driver.pool_name, block_id=3)
+    block = calls.inspect.GetBlock(show).block
+    assert (block.holder_count, block.content) == (2, inspect_pb2.BLOCK_CONTENT_PRIVATE)
+    (copy,) = driver.step(decode_entry((2, 10, 7))).outcomes[0].decode.copies
+    assert (copy.handle, copy.source_block_id, copy.target_block_id) == (2, 3, 4)
+    assert (copy.token_count, copy.block_index) == (2, 2)
+    assert calls.inspect.GetBlock(show).block.holder_count == 1
 
 
 def test_new_model_version_drops_idle_blocks(calls):

@@ -162,7 +162,9 @@ def plan() -> messages.SequencePlan:
             ),
         ),
         copies=(
-            messages.BlockCopy(messages.Handle(1), 0, messages.BlockId(5), messages.BlockId(6), 2),
+            messages.BlockCopy(
+                messages.Handle(1), 0, messages.BlockId(5), messages.BlockId(6), 2, 1
+            ),
         ),
     )
 
@@ -196,7 +198,9 @@ def test_reply_carries_every_kind_of_outcome():
     opened = message.outcomes[4].open
     assert list(opened.plan.groups[0].block_ids) == [3, 4]
     assert list(opened.plan.groups[0].slots.first_slots) == [16]
-    assert opened.plan.copies[0].target_block_id == 6
+    (copy,) = opened.plan.copies
+    assert (copy.source_block_id, copy.target_block_id) == (5, 6)
+    assert (copy.token_count, copy.block_index) == (2, 1)
     assert (opened.plan.cached.end_token, opened.plan.scheduled.end_token) == (4, 6)
     assert dict(message.outcomes[5].refusal.numbers) == {"handle": 3}
     assert message.outcomes[6].await_prefix.awaitable_token_count == 8

@@ -11,6 +11,7 @@ from tests.support.driver import (
     close_entry,
     decode_entry,
     extend_entry,
+    fork_entry,
     open_entry,
     refused,
 )
@@ -121,8 +122,14 @@ MALFORMED = [
             )
         ],
         {},
-        "UNSUPPORTED",
-        "entries[0].fork",
+        "FIELD_INVALID",
+        "entries[0].fork.token_count",
+    ),
+    (
+        [fork_entry(1, 9, token_count=1)],
+        {},
+        "FIELD_INVALID",
+        "entries[0].fork.child_handle",
     ),
 ]
 
@@ -216,6 +223,20 @@ def test_spent_token_budget_refuses_an_entry(calls):
     response = driver.step(open_entry(1, [1, 2, 3]), open_entry(2, [4, 5]), token_budget=3)
     assert response.outcomes[0].open.plan.scheduled.end_token == 3
     assert refusal(response).reason == REASON.ERROR_REASON_TOKEN_BUDGET
+
+
+def test_copy_of_what_this_step_computes_is_deferred_or_refused(calls):
+    """COPY_IN_SAME_STEP reaches the driver as a deferred row and as a refused extend (S16)."""
+    driver = Driver(calls)
+    response = driver.step(
+        open_entry(1, [1, 2, 3, 4, 5, 6]),
+        fork_entry(1, 2, token_count=6),
+        decode_entry((2, 6, 7)),
+        extend_entry(2, known=6, scheduled=6, token_ids=[7]),
+    )
+    decoded, extended = response.outcomes[2].decode, response.outcomes[3].refusal
+    assert [row.reason for row in decoded.deferred_rows] == [REASON.ERROR_REASON_COPY_IN_SAME_STEP]
+    assert extended.reason == REASON.ERROR_REASON_COPY_IN_SAME_STEP
 
 
 def test_deferred_decode_rows_say_why(calls):
