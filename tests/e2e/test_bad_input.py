@@ -152,6 +152,12 @@ STEPS: dict[str, CallCase] = {
         "FIELD_INVALID",
         ("token_budget",),
     ),
+    "one handle for two sequences": (
+        lambda driver: driver.request(opened(), opened(sequence_id="other")),
+        Invalid,
+        "FIELD_INVALID",
+        ("entries[1].open.handle",),
+    ),
     "entry without content": (
         lambda driver: driver.request(cache_pb2.StepEntry()),
         Invalid,
@@ -227,14 +233,6 @@ def test_an_entry_that_the_state_forbids_changes_nothing(
     (outcome,) = driver.step(make()).outcomes
     assert outcome.refusal.reason == reason
     assert before == accounts_of(raw, "pool")
-
-
-def test_one_handle_for_two_sequences_goes_to_the_first(raw: Stubs, driver: Driver) -> None:
-    """Of two opens in one step that name one handle the second is refused."""
-    first, second = driver.step(opened(), opened(sequence_id="other")).outcomes
-    assert first.WhichOneof("outcome") == "open"
-    assert second.refusal.reason == errors_pb2.ERROR_REASON_SEQUENCE_EXISTS
-    assert pool_of(raw, "pool").sequence_count == 2
 
 
 def test_an_unknown_handle_is_a_deferred_row(raw: Stubs, driver: Driver) -> None:
