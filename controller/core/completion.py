@@ -45,6 +45,26 @@ def enter_blocks(state: PoolState, sequence: Sequence, runs: list[WrittenRun]) -
         state.twins.add_copy(sequence, node, _pop_private(sequence, 1)[0])
 
 
+def enter_next_block(state: PoolState, sequence: Sequence, end: int, step_id: StepId) -> bool:
+    """Let the block that ends a table of `end` full blocks enter the index, where it only lengthens
+    the sequence's leaf; False, and nothing is changed, where more has to be done.
+
+    The step `step_id` wrote it. This is `enter_blocks` without its generality: every sequence that
+    decodes comes here once per block.
+    """
+    leaf = sequence.leaf
+    if (
+        leaf is None
+        or sequence.indexed_count + 1 != end
+        or sequence.private_block_ids[0] in state.twins.table_counts
+        or sequence.keys.varied_keys
+        or not _may_extend_leaf(sequence)
+    ):
+        return False
+    state.index.append_block(sequence, leaf, step_id)
+    return True
+
+
 def _may_extend_leaf(sequence: Sequence) -> bool:
     leaf = sequence.leaf
     return (

@@ -6,11 +6,15 @@ columns are changed all at once, and only those that need or complete a block ar
 one, in order. Otherwise every row goes one by one.
 """
 
+from __future__ import annotations
+
+from array import array
+
 import numpy as np
 import numpy.typing as npt
 
 from prefixd.controller.core import limits
-from prefixd.controller.core.completion import complete_blocks, enter_blocks
+from prefixd.controller.core.completion import complete_blocks, enter_blocks, enter_next_block
 from prefixd.controller.core.copying import copy_tail, note_tail, shared_tail
 from prefixd.controller.core.errors import (
     CacheError,
@@ -29,18 +33,17 @@ from prefixd.controller.core.messages import (
     IntArray,
 )
 from prefixd.controller.core.scheduling import check_supply
+from prefixd.controller.core.sequences import Sequence
 from prefixd.controller.core.state import PoolState, StepContext
 
 
 def decode(state: PoolState, step: StepContext, entry: DecodeEntry) -> DecodeOutcome:
     """Schedule one position per row; a row that cannot be is deferred and changes nothing."""
     row_count = len(entry.handles)
-    rows_or_none = list(map(state.rows.get, entry.handles.tolist()))
     has_budget = step.budget_left is None or step.budget_left >= row_count
-    if has_budget and None not in rows_or_none:
-        rows: IntArray = np.array(rows_or_none, dtype=np.int64)
-        if _are_regular(state, entry, rows):
-            return _decode_regular(state, step, entry, rows)
+    rows = state.rows.rows_of(entry.handles) if has_budget else None
+    if rows is not None and _are_regular(state, entry, rows):
+        return _decode_regular(state, step, entry, rows)
     new_block_ids = np.zeros(row_count, dtype=np.int64)
     copies: list[BlockCopy] = []
     token_ends = np.cumsum(entry.token_counts).tolist()
@@ -101,41 +104,75 @@ def _decode_regular(
     scheduled = entry.scheduled_count_before
     needs_block = scheduled >= columns.capacity[rows]
     has_token = entry.token_counts == 1
-    completes = has_token & ((known + 1) % block_size == 0)
-    columns.tail[rows[has_token], known[has_token] % block_size] = entry.token_ids
+    offsets = known % block_size
+    tail_places = (rows * block_size + offsets)[has_token]
+    columns.tail.reshape(-1)[tail_places] = entry.token_ids
     columns.known[rows] = known + entry.token_counts
     columns.scheduled[rows] = scheduled + 1
     columns.planned_step_id[rows] = step.step_id
     step.spend(len(rows))
     new_block_ids = np.zeros(len(rows), dtype=np.int64)
+    completes = has_token & (offsets == block_size - 1)
+    if (needs_block | completes).any():
+        new_block_ids[needs_block] = _visit(state, step, entry, rows, needs_block, completes)
+        grown_rows = rows[needs_block]
+        columns.capacity[grown_rows] = np.minimum(
+            columns.capacity[grown_rows] + block_size, limits.TOKENS_PER_SEQUENCE_MAX
+        )
+    return DecodeOutcome((new_block_ids,))
+
+
+def _visit(
+    state: PoolState,
+    step: StepContext,
+    entry: DecodeEntry,
+    rows: IntArray,
+    needs_block: npt.NDArray[np.bool_],
+    completes: npt.NDArray[np.bool_],
+) -> array[int]:
+    """Give rows their blocks and let full ones enter the index, in order; returns the new blocks.
+
+    Blocks are taken for several rows at once, as long as no completed block can change the free
+    order between them.
+    """
+    block_size = state.spec.block_size
     visited = np.flatnonzero(needs_block | completes)
-    full_rows = columns.tail[rows[visited]]
+    known_counts = state.columns.known[rows[visited]]
     visits = zip(
-        visited.tolist(),
         entry.handles[visited].tolist(),
         needs_block[visited].tolist(),
         completes[visited].tolist(),
-        scheduled[visited].tolist(),
-        (scheduled == known)[visited].tolist(),
+        (entry.scheduled_count_before[visited] + 1 == known_counts).tolist(),
+        (known_counts // block_size).tolist(),
+        state.columns.tail[rows[visited]],
         strict=True,
     )
-    for at, (index, handle, needs, is_full, position, is_in_step) in enumerate(visits):
+    taken: array[int] = array("q")
+    waiting: list[Sequence] = []
+    for handle, needs, is_full, is_in_step, end, tail in visits:
         sequence = state.sequences[handle]
         if needs:
-            block_id = state.supply.take_one(now_ms=step.now_ms)
-            new_block_ids[index] = block_id
-            sequence.private_block_ids.append(block_id)
-        if is_full:
-            sequence.full_tokens += full_rows[at].tobytes()
-            if not is_in_step:
-                complete_blocks(state, sequence, step.step_id)
-            elif not sequence.uncacheable:
-                enter_blocks(state, sequence, [(step.step_id, (position + 1) // block_size)])
-    grown_rows = rows[needs_block]
-    columns.capacity[grown_rows] = np.minimum(
-        columns.capacity[grown_rows] + block_size, limits.TOKENS_PER_SEQUENCE_MAX
-    )
-    return DecodeOutcome((new_block_ids,))
+            waiting.append(sequence)
+        if not is_full:
+            continue
+        sequence.full_tokens += tail.tobytes()
+        if is_in_step and not needs and enter_next_block(state, sequence, end, step.step_id):
+            continue
+        taken.extend(_give_blocks(state, step, waiting))
+        waiting.clear()
+        if not is_in_step:
+            complete_blocks(state, sequence, step.step_id)
+        elif not sequence.uncacheable:
+            enter_blocks(state, sequence, [(step.step_id, end)])
+    taken.extend(_give_blocks(state, step, waiting))
+    return taken
+
+
+def _give_blocks(state: PoolState, step: StepContext, waiting: list[Sequence]) -> array[int]:
+    block_ids = state.supply.take(len(waiting), now_ms=step.now_ms)
+    for sequence, block_id in zip(waiting, block_ids, strict=True):
+        sequence.private_block_ids.append(block_id)
+    return block_ids
 
 
 def _apply_row(

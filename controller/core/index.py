@@ -112,10 +112,10 @@ class PrefixIndex:
         """Count the leading blocks of a node that equal those from block `at` on."""
         begin = at * self.block_bytes
         count = min(node.block_count, end_block - at)
-        if count < node.block_count or not packed_tokens.startswith(node.tokens, begin):
-            end = begin + count * self.block_bytes
-            ours = np.frombuffer(packed_tokens[begin:end], dtype=np.uint32)
-            theirs = np.frombuffer(bytes(node.tokens[: end - begin]), dtype=np.uint32)
+        ours_packed = packed_tokens[begin : begin + count * self.block_bytes]
+        if not node.tokens.startswith(ours_packed):
+            ours = np.frombuffer(ours_packed, dtype=np.uint32)
+            theirs = np.frombuffer(bytes(node.tokens[: len(ours_packed)]), dtype=np.uint32)
             different = np.flatnonzero(ours != theirs)
             if len(different):
                 count = int(different[0]) * TOKEN_BYTES // self.block_bytes
@@ -258,6 +258,23 @@ class PrefixIndex:
         for step_id, run_end in runs:
             if run_end > start:
                 self._write_later(node.lane, step_id, run_end - base)
+
+    def append_block(self, sequence: Sequence, leaf: Node, step_id: StepId) -> None:
+        """Append a sequence's next block to its leaf, as `extend_leaf` would; the step writes it
+        and it has no extra keys of its own."""
+        lane = leaf.lane
+        lane.block_ids.append(sequence.private_block_ids.pop(0))
+        start = sequence.indexed_count * self.block_bytes
+        leaf.tokens += sequence.full_tokens[start : start + self.block_bytes]
+        sequence.indexed_count += 1
+        self._digests.note(leaf)
+        self.pending_count += 1
+        end = len(lane.block_ids)
+        if lane.pending and lane.pending[-1].step_id == step_id:
+            lane.pending[-1].end = end
+        else:
+            lane.pending.append(PendingRun(step_id, end))
+            self.pending_lanes[lane] = None
 
     def _write_later(self, lane: Lane, step_id: StepId, end: int) -> None:
         covered = lane.pending[-1].end if lane.pending else lane.published_count

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from prefixd.controller.core.digests import DigestWork
 from prefixd.controller.core.events import EventLog
 from prefixd.controller.core.free_order import FreeOrder
+from prefixd.controller.core.handles import HandleRows
 from prefixd.controller.core.hashing import Hasher
 from prefixd.controller.core.index import PrefixIndex
 from prefixd.controller.core.messages import Handle, PoolSpec, SequenceId, StepId
@@ -58,7 +59,7 @@ class PoolState:
     statistics: Statistics
     sequences: dict[Handle, Sequence]
     handles: dict[SequenceId, Handle] = field(default_factory=dict)
-    rows: dict[int, int] = field(default_factory=dict)
+    rows: HandleRows = field(default_factory=HandleRows)
     preempted_counts: dict[SequenceId, int] = field(default_factory=dict)
 
     @property

@@ -63,6 +63,4 @@ def pool_spec(spec: PoolSpec) -> None:
         raise FieldInvalid(
             "a full-attention group has no window", field="groups[0].window_token_count"
         )
-    count_in_range(
-        spec.groups[0].layer_count, low=0, high=2**31 - 1, field="groups[0].layer_count"
-    )
+    count_in_range(spec.groups[0].layer_count, low=0, high=2**31 - 1, field="groups[0].layer_count")
