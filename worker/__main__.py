@@ -32,7 +32,8 @@ from prefixd.worker.config import (
 from prefixd.worker.errors import WorkerBroken
 from prefixd.worker.limits import LimitInvalid, SchedulerLimits
 from prefixd.worker.logs import LOG_LEVELS, Log, json_logger
-from prefixd.worker.model.errors import ModelRefused, ModelUnavailable
+from prefixd.worker.lora import LoraSourceInvalid, parse_lora_source
+from prefixd.worker.model.errors import AdapterUnusable, ModelRefused, ModelUnavailable
 from prefixd.worker.options import (
     AllowPlaintextOption,
     AttentionBackendOption,
@@ -49,7 +50,9 @@ from prefixd.worker.options import (
     LeaseMsOption,
     ListenOption,
     LogLevelOption,
+    LoraOption,
     ModelOption,
+    ModelVersionOption,
     PoolNameOption,
     RunningSequenceCountMaxOption,
     ThreadsOption,
@@ -86,6 +89,8 @@ def main(
     tls_client_ca: TlsClientCaOption = None,
     allow_plaintext: AllowPlaintextOption = False,
     model: ModelOption = MODEL_DEFAULT,
+    model_version: ModelVersionOption = "",
+    lora: LoraOption = [],  # noqa: B006 - typer copies it
     pool_name: PoolNameOption = "",
     block_size: BlockSizeOption = BLOCK_SIZE_DEFAULT,
     block_count: BlockCountOption = 0,
@@ -113,6 +118,7 @@ def main(
             thread_count=threads,
             block_size=block_size,
             block_count=block_count or None,
+            loras=tuple(parse_lora_source(text) for text in lora),
         )
         config = WorkerConfig(
             controller=controller,
@@ -121,6 +127,7 @@ def main(
             tls=_server_tls(tls_certificate, tls_key, tls_client_ca),
             plaintext_allowed=allow_plaintext,
             pool_name=pool_name,
+            model_version=model_version,
             limits=SchedulerLimits(
                 chunk_token_count_max=chunk_token_count_max,
                 running_sequence_count_max=running_sequence_count_max,
@@ -130,11 +137,17 @@ def main(
             controller_wait_s=controller_wait_s,
         )
         is_idle = _run(config, model_config, log)
-    except (ConfigInvalid, LimitInvalid, AddressInvalid, TlsUnusable) as error:
+    except (
+        ConfigInvalid,
+        LimitInvalid,
+        AddressInvalid,
+        TlsUnusable,
+        LoraSourceInvalid,
+    ) as error:
         _fail(str(error), status=2)
     except (AddressUnusable, PoolRefused, WorkerBroken) as error:
         _fail(str(error), status=1)
-    except (ModelRefused, ModelUnavailable) as error:
+    except (ModelRefused, ModelUnavailable, AdapterUnusable) as error:
         _fail(str(error), status=3)
     if not is_idle:
         # A forward pass cannot be interrupted, and the interpreter would wait for it.

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from prefixd.worker.limits import SchedulerLimits
+from prefixd.worker.limits import MODEL_VERSION_LENGTH_MAX, SchedulerLimits
+from prefixd.worker.lora import LoraIdentity
 from prefixd.worker.rpc.listening import (
     CONTROLLER_ADDRESS_DEFAULT,
     WORKER_ADDRESS_DEFAULT,
@@ -32,6 +33,7 @@ class ModelConfig:
         thread_count: threads of the forward pass on the CPU.
         block_size: token slots per block.
         block_count: blocks of the pool, block 0 included; None: sized by the memory.
+        loras: the adapters that requests can name.
     """
 
     model: str = MODEL_DEFAULT
@@ -41,6 +43,7 @@ class ModelConfig:
     thread_count: int = 1
     block_size: int = BLOCK_SIZE_DEFAULT
     block_count: int | None = None
+    loras: tuple[LoraIdentity, ...] = ()
 
     def check(self) -> None:
         """Raises ConfigInvalid, naming the option and its limit."""
@@ -49,6 +52,9 @@ class ModelConfig:
                 raise ConfigInvalid(f"{name} is {getattr(self, name)}, but must be at least 1")
         if self.block_count is not None and self.block_count < 2:
             raise ConfigInvalid(f"block_count is {self.block_count}, but must be at least 2")
+        names = [lora.name for lora in self.loras]
+        if len(set(names)) < len(names):
+            raise ConfigInvalid("two LoRA adapters have one name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,7 @@ class WorkerConfig:
         tls: the worker's identity; None: in the clear.
         plaintext_allowed: whether other machines may be served in the clear.
         pool_name: name of the pool at the controller.
+        model_version: of the weights that the worker starts with; empty: the default version.
         limits: of the scheduler.
         lease_ms: how long the pool outlives its worker; None: the controller's default.
         controller_wait_s: how long running answers wait for a lost controller.
@@ -73,6 +80,7 @@ class WorkerConfig:
     tls: ServerTls | None = None
     plaintext_allowed: bool = False
     pool_name: str = "worker"
+    model_version: str = ""
     limits: SchedulerLimits = field(default_factory=SchedulerLimits)
     lease_ms: int | None = None
     controller_wait_s: float = CONTROLLER_WAIT_S_DEFAULT
@@ -82,6 +90,12 @@ class WorkerConfig:
         if self.controller_wait_s < 0:
             raise ConfigInvalid(
                 f"controller_wait_s is {self.controller_wait_s}, but must be at least 0"
+            )
+        length = len(self.model_version)
+        if length > MODEL_VERSION_LENGTH_MAX:
+            raise ConfigInvalid(
+                f"model_version has {length} characters, at most {MODEL_VERSION_LENGTH_MAX} are"
+                " taken"
             )
         if self.tls is None and not self.plaintext_allowed:
             for target in self.listen:

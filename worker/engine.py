@@ -17,8 +17,10 @@ from prefixd.worker.limits import FORWARD_FAILURES_MAX, LIVE_SEQUENCES_MAX, Sche
 from prefixd.worker.logs import Log
 from prefixd.worker.plan_check import PlanInvalid, PoolShape
 from prefixd.worker.reading import LogitRead, LogitReading
+from prefixd.worker.reload import WeightChange
 from prefixd.worker.rpc.controller_client import (
     ControllerClient,
+    ControllerSilent,
     EpochEnded,
     Registration,
     StepRefused,
@@ -27,6 +29,9 @@ from prefixd.worker.rpc.step_messages import step_answer, step_request
 from prefixd.worker.scheduler import Scheduler
 from prefixd.worker.sequence import Sequence
 from prefixd.worker.step import Applied, CloseReason, PassPlan, PlannedChunk, Rejection, StepDraft
+
+VERSION_RETRY_S = 0.1
+"""How soon the controller is told of new weights again, where it could not be told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,7 @@ class Engine:
         *,
         shape: PoolShape,
         limits: SchedulerLimits,
+        model_version: str,
         controller_wait_s: float,
         clock_s: Callable[[], float],
         log: Log,
@@ -68,6 +74,7 @@ class Engine:
             runner: executes passes.
             shape: of the pool.
             limits: of a step and of the batch.
+            model_version: of the weights that passes run with.
             controller_wait_s: how long running answers wait for a lost controller.
             clock_s: monotonic seconds.
             log: for lifecycle events.
@@ -75,6 +82,8 @@ class Engine:
         self._client = client
         self._runner = runner
         self._scheduler = Scheduler(shape, limits)
+        self._model_version = model_version
+        self._weight_change: WeightChange | None = None
         self._controller_wait_s = controller_wait_s
         self._clock_s = clock_s
         self._log = log
@@ -108,10 +117,7 @@ class Engine:
         Raises:
             WorkerError: DRAINING, CONTROLLER_UNAVAILABLE, LIMIT_EXCEEDED or SEQUENCE_EXISTS.
         """
-        if self._is_draining:
-            raise draining()
-        if not self._client.is_ready:
-            raise controller_unavailable("the worker has no controller at the moment; try again")
+        self._check_open()
         live = set(self._generations.values())
         live_count = sum(one.sequence_count_max for one in live)
         if live_count + generation.sequence_count_max > LIVE_SEQUENCES_MAX:
@@ -125,6 +131,12 @@ class Engine:
         self._generations[sequence] = generation
         self._scheduler.add(sequence)
         self._wake.set()
+
+    def _check_open(self) -> None:
+        if self._is_draining:
+            raise draining()
+        if not self._client.is_ready:
+            raise controller_unavailable("the worker has no controller at the moment; try again")
 
     def _check_name(self, name: str) -> None:
         """Sequences that fork off are called after the first, so a name owns those below it."""
@@ -147,6 +159,31 @@ class Engine:
                 self._scheduler.end(sequence, CloseReason.ABORTED)
                 self._wake.set()
 
+    @property
+    def model_version(self) -> str:
+        """Version of the weights that passes run with."""
+        return self._model_version
+
+    async def change_weights(self, model_version: str, put_in_place: Callable[[], None]) -> int:
+        """Puts weights in place between two steps, and states their version.
+
+        No step is sent before the controller knows the version, so nothing that the new weights
+        compute is taken for the old ones' work.
+
+        Returns:
+            The number of blocks that the controller dropped.
+
+        Raises:
+            WorkerError: DRAINING or CONTROLLER_UNAVAILABLE; nothing has changed.
+        """
+        assert self._weight_change is None, "one change at a time"
+        self._check_open()
+        stated = asyncio.get_running_loop().create_future()
+        self._weight_change = WeightChange(model_version, put_in_place, stated)
+        self._wake.set()
+        # The change goes on where the caller goes away: half of it would be worse.
+        return await asyncio.shield(stated)
+
     async def run(self) -> None:
         """Runs steps while there is work, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
@@ -159,10 +196,39 @@ class Engine:
             if registration != self._registration:
                 self._begin_epoch(registration)
             self._wake.clear()
+            if self._is_version_due:
+                await self._settle_version(registration)
+                continue
             if not self._is_step_due:
                 await self._wake.wait()
                 continue
             await self._run_step(registration)
+
+    @property
+    def _is_version_due(self) -> bool:
+        is_stated = self._client.stated_model_version == self._model_version
+        return self._weight_change is not None or not is_stated
+
+    async def _settle_version(self, registration: Registration) -> None:
+        """Puts new weights in place, and tells the controller; done again until it knows."""
+        change = self._weight_change
+        if change is not None and not change.is_in_place:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._executor, change.put_in_place)
+            change.is_in_place = True
+            self._model_version = change.model_version
+        try:
+            dropped_block_count = await self._client.state_model_version(
+                self._model_version, registration
+            )
+        except EpochEnded:
+            return
+        except ControllerSilent:
+            await asyncio.sleep(VERSION_RETRY_S)
+            return
+        self._weight_change = None
+        if change is not None and not change.stated.done():
+            change.stated.set_result(dropped_block_count)
 
     async def _give_up_on_lost_controllers(self) -> None:
         """Running answers wait for a controller that went away, but not for ever."""
@@ -182,6 +248,8 @@ class Engine:
     def drain(self) -> None:
         """Refuses new answers and ends the running ones."""
         self._is_draining = True
+        if self._weight_change is not None and not self._weight_change.stated.done():
+            self._weight_change.stated.set_exception(draining())
         self._fail_all(draining())
 
     async def close(self, *, timeout_s: float) -> bool:

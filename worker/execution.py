@@ -55,4 +55,5 @@ def _chunk(planned: PlannedChunk) -> Chunk:
         block_ids=planned.block_ids,
         slots=planned.slots,
         logit_token_count=planned.logit_token_count,
+        lora_name=planned.sequence.lora.name if planned.sequence.lora else "",
     )

@@ -12,6 +12,12 @@ STOP_STRING_LENGTH_MAX = 256
 """Length of a stop string in characters."""
 CACHE_SALT_LENGTH_MAX = 128
 """Length of a cache salt in characters."""
+MODEL_VERSION_LENGTH_MAX = 256
+"""Length of a version of the model's weights in characters."""
+LORA_NAME_LENGTH_MAX = 256
+"""Length of a LoRA adapter's name or version in characters."""
+LORA_PATH_LENGTH_MAX = 4_096
+"""Length of a LoRA adapter's path in characters."""
 SEQUENCE_ID_BYTES_MAX = 256
 """Length of a sequence id in UTF-8."""
 FORK_NAME_BYTES_MAX = 16

@@ -26,6 +26,7 @@ def load_runner(config: ModelConfig, *, report: Callable[[str], None]) -> ModelR
         ConfigInvalid: an option is out of range.
         ModelRefused: by the guard.
         ModelUnavailable: the model's files are not to be had.
+        AdapterUnusable: a LoRA adapter cannot be read or does not fit.
     """
     config.check()
     device = _device(config.device)
@@ -39,7 +40,7 @@ def load_runner(config: ModelConfig, *, report: Callable[[str], None]) -> ModelR
     # Imported here: transformers takes seconds, and a bad option should fail at once.
     from transformers.utils import logging as transformers_logging
 
-    from prefixd.worker.model.loader import load_folder
+    from prefixd.worker.model.loader import load_folder, with_adapters
 
     # Standard error carries JSON lines only.
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call] # theirs
@@ -47,6 +48,7 @@ def load_runner(config: ModelConfig, *, report: Callable[[str], None]) -> ModelR
     model = load_folder(
         folder, name=name, backend=backend, device=device, dtype=_dtype(config.dtype, device)
     )
+    model = with_adapters(model, config.loras)
     block_count = config.block_count or _block_count(model, block_size=config.block_size)
     kv = PagedKv(
         model.geometry,

@@ -38,6 +38,16 @@ AllowPlaintextOption = Annotated[
 ModelOption = Annotated[
     str, typer.Option(help="Folder of a model, or the name of a model that can be fetched.")
 ]
+ModelVersionOption = Annotated[
+    str, typer.Option(help="Version of the model's weights; part of every block's identity.")
+]
+LoraOption = Annotated[
+    list[str],
+    typer.Option(
+        metavar="NAME[@VERSION]=FOLDER",
+        help="LoRA adapter in peft's format that requests can name; may be given again.",
+    ),
+]
 PoolNameOption = Annotated[
     str, typer.Option(help="Name of the pool at the controller; by default the model's name.")
 ]

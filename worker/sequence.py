@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
+from prefixd.worker.lora import LoraIdentity
 from prefixd.worker.speculation import PromptLookup
 
 
@@ -33,6 +34,7 @@ class Sequence:
         token_ids: prompt and generated tokens.
         prompt_token_count: how many of them are the prompt.
         cache_salt: separates tenants; empty: none.
+        lora: the adapter that all its tokens go through; None: none.
         skip_cache_read: match nothing, yet publish.
         wants_prompt_logits: whether the logits of all prompt positions are read.
         lookup: guesses tokens ahead; None: nobody does.
@@ -54,6 +56,7 @@ class Sequence:
     prompt_token_count: int
     arrival: int
     cache_salt: str = ""
+    lora: LoraIdentity | None = None
     skip_cache_read: bool = False
     wants_prompt_logits: bool = False
     lookup: PromptLookup | None = None

@@ -21,8 +21,10 @@ from prefixd.worker.limits import MESSAGE_BYTES_MAX
 from prefixd.worker.logs import Log
 from prefixd.worker.model.loaded import LoadedModel
 from prefixd.worker.model.runner import ModelRunner
+from prefixd.worker.model.weights import ModelWeights
 from prefixd.worker.plan_check import PoolShape
 from prefixd.worker.prompt import PromptReader
+from prefixd.worker.reload import WeightReloader
 from prefixd.worker.rpc.controller_client import (
     ControllerClient,
     PoolDescription,
@@ -168,6 +170,7 @@ def build(
         wrap_runner(ModelPassRunner(runner)),
         shape=shape,
         limits=config.limits,
+        model_version=config.model_version,
         controller_wait_s=config.controller_wait_s,
         clock_s=time.monotonic,
         log=log,
@@ -182,7 +185,8 @@ def build(
         engine,
         client,
         reader,
-        GenerationFactory(reader, bounds, clock_s=time.monotonic),
+        GenerationFactory(reader, bounds, model.lora.identities, clock_s=time.monotonic),
+        WeightReloader(engine, ModelWeights(model), log),
         _worker_description(config, model, shape, attention_backend),
     )
     health = HealthServicer()
@@ -240,6 +244,7 @@ def _pool_description(config: WorkerConfig, runner: ModelRunner) -> PoolDescript
         layer_count=len(model.geometry),
         kv_format=f"{_dtype_name(model)} slot-major",
         vocabulary_size=model.vocabulary_size,
+        model_version=config.model_version,
         lease_ms=config.lease_ms,
     )
 
@@ -260,6 +265,7 @@ def _worker_description(
         context_token_count_max=model.context_token_count_max,
         vocabulary_size=model.vocabulary_size,
         chunk_token_count_max=config.limits.chunk_token_count_max,
+        loras=model.lora.identities,
     )
 
 

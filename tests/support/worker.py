@@ -32,6 +32,7 @@ from prefixd.v1 import inspect_pb2, worker_pb2, worker_pb2_grpc
 from prefixd.worker.config import ModelConfig, WorkerConfig
 from prefixd.worker.execution import PassRunner
 from prefixd.worker.logs import json_logger
+from prefixd.worker.lora import LoraIdentity
 from prefixd.worker.model.runner import ModelRunner
 from prefixd.worker.model_setup import load_runner
 from prefixd.worker.server import Server, build
@@ -248,7 +249,13 @@ class WorkerThread:
         await self.server.start()
 
 
-def strict_runner(folder: Path, *, block_count: int, block_size: int = 4) -> ModelRunner:
+def strict_runner(
+    folder: Path,
+    *,
+    block_count: int,
+    block_size: int = 4,
+    loras: tuple[LoraIdentity, ...] = (),
+) -> ModelRunner:
     """Loads a model on the strict backend, with a pool of its own."""
     config = ModelConfig(
         model=str(folder),
@@ -256,6 +263,7 @@ def strict_runner(folder: Path, *, block_count: int, block_size: int = 4) -> Mod
         device="cpu",
         block_size=block_size,
         block_count=block_count,
+        loras=loras,
     )
     return load_runner(config, report=print)
 

@@ -1,5 +1,7 @@
 """Errors of the model side."""
 
+from pathlib import Path
+
 
 class ModelRefused(Exception):
     """The guard found that paged attention would not compute this model correctly."""
@@ -16,4 +18,22 @@ class ModelUnavailable(Exception):
     def __init__(self, *, model_name: str, reason: str) -> None:
         super().__init__(f"model {model_name!r} is unavailable: {reason}")
         self.model_name = model_name
+        self.reason = reason
+
+
+class WeightsUnusable(Exception):
+    """A folder holds no weights that can be read and fit the running model."""
+
+    def __init__(self, *, folder: Path, reason: str) -> None:
+        super().__init__(f"the weights in {folder} cannot be used: {reason}")
+        self.folder = folder
+        self.reason = reason
+
+
+class AdapterUnusable(Exception):
+    """A LoRA adapter cannot be read, or does not fit the model."""
+
+    def __init__(self, *, name: str, reason: str) -> None:
+        super().__init__(f"the adapter {name!r} cannot be used: {reason}")
+        self.name = name
         self.reason = reason

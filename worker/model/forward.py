@@ -21,6 +21,7 @@ class Chunk:
         slots: where the K and V of each token go, one per token, as the plan said.
         logit_token_count: how many of the last tokens want logits: 0 for a prefill chunk that is
             not the last, 1 for sampling, ``len(token_ids)`` for prompt logprobs.
+        lora_name: the LoRA adapter of the sequence; empty: none.
     """
 
     token_ids: Sequence[int]
@@ -28,6 +29,7 @@ class Chunk:
     block_ids: Sequence[int]
     slots: Sequence[int]
     logit_token_count: int
+    lora_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class ForwardPass:
         logit_rows: int64, the rows that want logits, ascending: chunk by chunk.
         copies: block copies executed before anything is written. No block is both a source and a
             target.
+        lora_names: one per chunk, empty where it goes without adapter.
     """
 
     token_ids: NDArray[np.int64]
@@ -57,6 +60,7 @@ class ForwardPass:
     sequences: tuple[SequenceRows, ...]
     logit_rows: NDArray[np.int64]
     copies: tuple[BlockCopy, ...] = ()
+    lora_names: tuple[str, ...] = ()
 
     @property
     def token_count(self) -> int:
@@ -91,6 +95,7 @@ def flatten(chunks: Sequence[Chunk], copies: Sequence[BlockCopy] = ()) -> Forwar
         sequences=tuple(sequences),
         logit_rows=_concatenate(logit_rows),
         copies=tuple(copies),
+        lora_names=tuple(chunk.lora_name for chunk in chunks),
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from prefixd.worker.model.attention_hook import AttentionContext, AttentionHandler
 from prefixd.worker.model.kv_cache import LayerGeometry
+from prefixd.worker.model.lora import LoraSwitch
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,8 @@ class LoadedModel:
         end_token_ids: tokens that end an answer.
         tokenizer: the transformers tokenizer with its chat template; None where there is none, and
             the model serves token ids only.
+        lora: the adapters that sequences can go through.
+        folder: what the weights were read from; None: they are random.
     """
 
     name: str
@@ -41,6 +45,8 @@ class LoadedModel:
     context_token_count_max: int
     end_token_ids: frozenset[int]
     tokenizer: Any | None
+    lora: LoraSwitch
+    folder: Path | None
 
 
 def call_network(

@@ -1,7 +1,8 @@
 """Loads a Hugging Face decoder with paged attention, after the guard has passed it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
 from prefixd.worker.attention.seam import AttentionBackend
+from prefixd.worker.lora import LoraIdentity
 from prefixd.worker.model.attention_hook import ATTENTION_NAME, attach_context, register_attention
 from prefixd.worker.model.errors import ModelRefused, ModelUnavailable
 from prefixd.worker.model.guard import check_config, check_layers
 from prefixd.worker.model.loaded import LoadedModel
+from prefixd.worker.model.lora import LoraSwitch, load_adapter
 from prefixd.worker.model.numeric_probe import check_numbers
 from prefixd.worker.model.probe import probe_layers
 
@@ -30,6 +33,18 @@ def load_folder(
     Raises:
         ModelUnavailable: the folder does not hold a readable, complete model.
         ModelRefused: by the guard; before the weights are read where the configuration tells.
+    """
+    network = load_network(folder, name=name, dtype=dtype)
+    tokenizer = _load_tokenizer(folder, model_name=name)
+    return _guarded(network.to(device), tokenizer, name=name, backend=backend, folder=folder)
+
+
+def load_network(folder: Path, *, name: str, dtype: torch.dtype) -> Any:
+    """Loads a transformers model with our attention, on the CPU and with all its weights.
+
+    Raises:
+        ModelUnavailable: the folder does not hold a readable, complete model.
+        ModelRefused: by the guard, which has seen its configuration only.
     """
     if not (folder / "config.json").is_file():
         raise ModelUnavailable(model_name=name, reason=f"{folder} holds no config.json")
@@ -51,8 +66,18 @@ def load_folder(
         # transformers would go on with random weights in their place.
         missing = ", ".join(sorted(report["missing_keys"])[:3])
         raise ModelUnavailable(model_name=name, reason=f"{folder} lacks weights: {missing}")
-    tokenizer = _load_tokenizer(folder, model_name=name)
-    return _guarded(network.to(device), tokenizer, name=name, backend=backend)
+    return network
+
+
+def with_adapters(model: LoadedModel, identities: Sequence[LoraIdentity]) -> LoadedModel:
+    """Attaches LoRA adapters to a model that has none.
+
+    Raises:
+        AdapterUnusable: one cannot be read or does not fit.
+    """
+    assert not model.lora.identities, "adapters are attached once"
+    adapters = [load_adapter(one, model.network, dtype=model.dtype) for one in identities]
+    return replace(model, lora=LoraSwitch(model.network, adapters))
 
 
 def load_random(
@@ -74,7 +99,7 @@ def load_random(
     with _refusing(name), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = _AUTO_MODEL.from_config(config, dtype=dtype, attn_implementation=ATTENTION_NAME)
-    return _guarded(network.to(device), None, name=name, backend=backend)
+    return _guarded(network.to(device), None, name=name, backend=backend, folder=None)
 
 
 def _load_tokenizer(folder: Path, *, model_name: str) -> Any | None:
@@ -101,7 +126,12 @@ def _refusing(model_name: str) -> Iterator[None]:
 
 
 def _guarded(
-    network: Any, tokenizer: Any | None, *, name: str, backend: AttentionBackend
+    network: Any,
+    tokenizer: Any | None,
+    *,
+    name: str,
+    backend: AttentionBackend,
+    folder: Path | None,
 ) -> LoadedModel:
     network.eval().requires_grad_(False)
     config = network.config.get_text_config()
@@ -121,6 +151,8 @@ def _guarded(
         context_token_count_max=config.max_position_embeddings,
         end_token_ids=_end_token_ids(network, tokenizer),
         tokenizer=tokenizer,
+        lora=LoraSwitch(network, ()),
+        folder=folder,
     )
 
 

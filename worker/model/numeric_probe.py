@@ -20,6 +20,7 @@ from prefixd.worker.model.errors import ModelRefused
 from prefixd.worker.model.forward import Chunk, flatten
 from prefixd.worker.model.kv_cache import PagedKv
 from prefixd.worker.model.loaded import LoadedModel
+from prefixd.worker.model.lora import LoraSwitch
 from prefixd.worker.model.probe import probe_layers
 from prefixd.worker.model.runner import ModelRunner
 
@@ -161,6 +162,8 @@ def _runner_of(network: Any, backend: AttentionBackend, *, model_name: str) -> M
         context_token_count_max=config.max_position_embeddings,
         end_token_ids=frozenset(),
         tokenizer=None,
+        lora=LoraSwitch(network, ()),
+        folder=None,
     )
     kv = PagedKv(
         model.geometry,

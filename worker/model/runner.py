@@ -11,6 +11,7 @@ from prefixd.worker.model.attention_hook import AttentionCall, AttentionHandler
 from prefixd.worker.model.forward import BlockCopy, ForwardPass
 from prefixd.worker.model.kv_cache import PagedKv
 from prefixd.worker.model.loaded import LoadedModel, call_network
+from prefixd.worker.model.lora import LoraRows
 
 
 class ModelRunner:
@@ -55,14 +56,15 @@ class ModelRunner:
         padding = self._backend.padded_row_count(forward.token_count) - forward.token_count
         logit_count = len(forward.logit_rows)
         logit_padding = self._backend.padded_row_count(logit_count) - logit_count
-        logits = call_network(
-            self._model.network,
-            self._model.context,
-            self._handler(forward, padding),
-            token_ids=self._tensor(np.pad(forward.token_ids, (0, padding))),
-            positions=self._tensor(np.pad(forward.positions, (0, padding))),
-            logit_rows=self._tensor(np.pad(forward.logit_rows, (0, logit_padding))),
-        )
+        with self._model.lora.applied(self._lora_rows(forward)):
+            logits = call_network(
+                self._model.network,
+                self._model.context,
+                self._handler(forward, padding),
+                token_ids=self._tensor(np.pad(forward.token_ids, (0, padding))),
+                positions=self._tensor(np.pad(forward.positions, (0, padding))),
+                logit_rows=self._tensor(np.pad(forward.logit_rows, (0, logit_padding))),
+            )
         return logits[:logit_count].float()
 
     def copy(self, copies: tuple[BlockCopy, ...]) -> None:
@@ -92,6 +94,20 @@ class ModelRunner:
             return plan.attend(call.query, kv.keys(layer), kv.values(layer), call.traits)
 
         return attend
+
+    def _lora_rows(self, forward: ForwardPass) -> tuple[LoraRows, ...]:
+        """The rows of each adapter that some sequence goes through."""
+        rows: dict[str, list[int]] = {}
+        for name, sequence in zip(forward.lora_names, forward.sequences, strict=True):
+            if name:
+                of_sequence = range(forward.token_count)[sequence.query_rows]
+                rows.setdefault(name, []).extend(of_sequence)
+        return tuple(self._lora_rows_of(name, of_name) for name, of_name in rows.items())
+
+    def _lora_rows_of(self, name: str, rows: list[int]) -> LoraRows:
+        padding = self._backend.padded_row_count(len(rows)) - len(rows)
+        padded = self._tensor(np.array(rows + rows[:1] * padding, dtype=np.int64))
+        return LoraRows(name, padded, len(rows))
 
     def _tensor(self, array: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(array).to(self._model.device)

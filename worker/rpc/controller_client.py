@@ -35,6 +35,10 @@ class EpochEnded(Exception):
     """The epoch is over: all that the controller knew of our sequences is gone."""
 
 
+class ControllerSilent(Exception):
+    """A call did not reach the controller, or its answer did not reach us; it may be repeated."""
+
+
 class PoolRefused(Exception):
     """The controller will not take the pool as it is described; trying again is no use."""
 
@@ -59,6 +63,7 @@ class PoolDescription:
     layer_count: int
     kv_format: str
     vocabulary_size: int
+    model_version: str = ""
     lease_ms: int | None = None
 
 
@@ -110,6 +115,13 @@ class ControllerClient:
         self._is_lost.set()
         self._outstanding: _Outstanding | None = None
         self._reconnect_delay_s = RECONNECT_DELAY_S_MIN
+        self._model_version = description.model_version
+        self._stated_model_version = description.model_version
+
+    @property
+    def stated_model_version(self) -> str:
+        """The version of the weights that the controller was told last."""
+        return self._stated_model_version
 
     @property
     def registration(self) -> Registration | None:
@@ -176,6 +188,36 @@ class ControllerClient:
         finally:
             self._outstanding = None
 
+    async def state_model_version(self, model_version: str, registration: Registration) -> int:
+        """Tells the controller of other weights; returns how many blocks it dropped.
+
+        Every later registration names that version, too.
+
+        Raises:
+            EpochEnded: the incarnation is over.
+            ControllerSilent: the controller could not be told now.
+        """
+        self._model_version = model_version
+        if registration != self._registration:
+            raise EpochEnded
+        request = pool_pb2.SetModelVersionRequest(
+            pool_name=self._description.pool_name,
+            epoch=registration.epoch,
+            session_token=registration.session_token,
+            model_version=model_version,
+        )
+        try:
+            response = await self._pools.SetModelVersion(request, timeout=CALL_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            reason = call_error_reason(error)
+            self._log.warning("model_version_not_stated", reason=reason)
+            if reason not in EPOCH_ENDING_REASONS:
+                raise ControllerSilent from error
+            self._end_epoch()
+            raise EpochEnded from error
+        self._stated_model_version = model_version
+        return response.dropped_block_count
+
     async def end_epoch(self) -> None:
         """Gives the incarnation up, for what the controller and we know of it has come apart."""
         await self.release()
@@ -201,10 +243,11 @@ class ControllerClient:
         await self._channel.close(None)
 
     async def _register(self, worker_address: str) -> Registration:
-        description = self._description
+        description, model_version = self._description, self._model_version
         request = pool_pb2.RegisterPoolRequest(
             pool_name=description.pool_name,
             model_name=description.model_name,
+            model_version=model_version,
             block_count=description.block_count,
             block_size=description.block_size,
             groups=[
@@ -227,6 +270,7 @@ class ControllerClient:
                 message = f"the controller refuses the pool: {error.details()} ({reason})"
                 raise PoolRefused(message) from error
             raise
+        self._stated_model_version = model_version
         self._log.info(
             "pool_registered", epoch=response.epoch, lease_ms=response.lease.ToMilliseconds()
         )

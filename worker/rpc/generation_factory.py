@@ -9,8 +9,9 @@ from dataclasses import replace
 from prefixd.v1 import worker_pb2
 from prefixd.worker.answer import Answer, AnswerLimits, PartStream
 from prefixd.worker.detokenizer import Detokenizer
-from prefixd.worker.errors import WorkerError
+from prefixd.worker.errors import WorkerError, field_invalid
 from prefixd.worker.generation import Generation, SampledGeneration
+from prefixd.worker.lora import LoraIdentity
 from prefixd.worker.prompt import PromptReader
 from prefixd.worker.rpc.generate_request import (
     AnswerBounds,
@@ -29,10 +30,16 @@ class GenerationFactory:
     """Checks requests and makes their generations, one arrival after the other."""
 
     def __init__(
-        self, reader: PromptReader, bounds: AnswerBounds, *, clock_s: Callable[[], float]
+        self,
+        reader: PromptReader,
+        bounds: AnswerBounds,
+        loras: tuple[LoraIdentity, ...],
+        *,
+        clock_s: Callable[[], float],
     ) -> None:
         self._reader = reader
         self._bounds = bounds
+        self._loras = {lora.name: lora for lora in loras}
         self._clock_s = clock_s
         self._arrivals = itertools.count(1)
 
@@ -44,12 +51,18 @@ class GenerationFactory:
         """
         arrival_s = self._clock_s()
         shape = read_shape(request)
+        self._check_lora(request.lora_name)
         # A long prompt takes a while to tokenize; other streams go on meanwhile.
         token_ids = await asyncio.to_thread(read_prompt, request.prompt, self._reader)
         limits = read_limits(request, self._bounds, prompt_token_count=len(token_ids))
         if limits.stop_strings and not self._reader.has_tokenizer:
             raise WorkerError("UNSUPPORTED", "the model has no tokenizer, so no stop strings")
         return self._sampled(request, shape, token_ids, limits, arrival_s)
+
+    def _check_lora(self, name: str) -> None:
+        if name and name not in self._loras:
+            known = ", ".join(sorted(self._loras)) or "none"
+            raise field_invalid("lora_name", f"no adapter is called {name!r}; there are: {known}")
 
     def _sampled(
         self,
@@ -87,6 +100,7 @@ class GenerationFactory:
             prompt_token_count=len(token_ids),
             arrival=arrival,
             cache_salt=request.cache_salt,
+            lora=self._loras.get(request.lora_name),
             skip_cache_read=request.skip_cache_read or request.prompt_logprobs,
             wants_prompt_logits=request.prompt_logprobs,
             lookup=_lookup(request, limits, prompt_token_count=len(token_ids)),
@@ -100,6 +114,7 @@ class GenerationFactory:
             prompt_token_count=first.prompt_token_count,
             arrival=next(self._arrivals),
             cache_salt=first.cache_salt,
+            lora=first.lora,
             lookup=None if lookup is None else lookup.another(),
             was_opened=True,
         )

@@ -23,6 +23,7 @@ CODES = MappingProxyType(
         "UNSUPPORTED": grpc.StatusCode.UNIMPLEMENTED,
         "SEQUENCE_EXISTS": grpc.StatusCode.ALREADY_EXISTS,
         "SEQUENCE_EXCEEDS_POOL": grpc.StatusCode.FAILED_PRECONDITION,
+        "WEIGHTS_UNUSABLE": grpc.StatusCode.FAILED_PRECONDITION,
         "POOL_EXHAUSTED": grpc.StatusCode.RESOURCE_EXHAUSTED,
         "LIMIT_EXCEEDED": grpc.StatusCode.RESOURCE_EXHAUSTED,
         "DRAINING": grpc.StatusCode.UNAVAILABLE,

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from prefixd.v1 import cache_pb2, errors_pb2, types_pb2
+from prefixd.worker.lora import LoraIdentity
 from prefixd.worker.plan_check import PlanInvalid
 from prefixd.worker.rpc.packed import PackedColumn
 from prefixd.worker.step import (
@@ -127,6 +128,13 @@ def _fill_open(entry: cache_pb2.OpenEntry, opening: Open) -> None:
     entry.await_token_count_min = opening.await_token_count_min
     if sequence.cache_salt:
         entry.identity.cache_salt = sequence.cache_salt
+    if sequence.lora is not None:
+        entry.identity.lora.CopyFrom(lora_message(sequence.lora))
+
+
+def lora_message(lora: LoraIdentity) -> types_pb2.LoraAdapter:
+    """An adapter as part of the identity."""
+    return types_pb2.LoraAdapter(name=lora.name, path=lora.path, version=lora.version)
 
 
 def _decoded(outcome: cache_pb2.EntryOutcome, *, row_count: int) -> Decoded:

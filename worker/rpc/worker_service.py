@@ -9,11 +9,14 @@ import grpc
 
 from prefixd.v1 import worker_pb2, worker_pb2_grpc
 from prefixd.worker.engine import Engine
+from prefixd.worker.lora import LoraIdentity
 from prefixd.worker.prompt import PromptReader
+from prefixd.worker.reload import WeightReloader
 from prefixd.worker.rpc.answer_messages import part_message
 from prefixd.worker.rpc.controller_client import ControllerClient
 from prefixd.worker.rpc.generate_request import read_prompt
 from prefixd.worker.rpc.generation_factory import GenerationFactory
+from prefixd.worker.rpc.step_messages import lora_message
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -34,6 +37,7 @@ class WorkerDescription:
     context_token_count_max: int
     vocabulary_size: int
     chunk_token_count_max: int
+    loras: tuple[LoraIdentity, ...]
 
 
 class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
@@ -45,12 +49,14 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         client: ControllerClient,
         reader: PromptReader,
         factory: GenerationFactory,
+        reloader: WeightReloader,
         description: WorkerDescription,
     ) -> None:
         self._engine = engine
         self._client = client
         self._reader = reader
         self._factory = factory
+        self._reloader = reloader
         self._description = description
 
     async def Generate(
@@ -81,6 +87,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         return worker_pb2.GetWorkerInfoResponse(
             version=description.version,
             model_name=description.model_name,
+            model_version=self._engine.model_version,
             pool_name=description.pool_name,
             controller_address=description.controller_address,
             epoch=registration.epoch if registration else 0,
@@ -97,4 +104,17 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             decode_token_count=statistics.decode_token_count,
             preemption_count=statistics.preemption_count,
             chunk_token_count_max=description.chunk_token_count_max,
+            lora_adapters=map(lora_message, description.loras),
+        )
+
+    async def ReloadWeights(
+        self, request: worker_pb2.ReloadWeightsRequest, _context: Context
+    ) -> worker_pb2.ReloadWeightsResponse:
+        """Replaces the model's weights."""
+        reloaded = await self._reloader.reload(
+            model_version=request.model_version, folder=request.folder
+        )
+        return worker_pb2.ReloadWeightsResponse(
+            previous_model_version=reloaded.previous_model_version,
+            dropped_block_count=reloaded.dropped_block_count,
         )
