@@ -5,12 +5,11 @@ The way in, from a pass to its numbers:
 - ``work_list``: the sequences of a pass, and who reads what of them, as plain arrays.
 - ``planner``: makes work lists; ``grouping`` finds the splits that sequences share.
 - ``work_buffers``: work lists on a device, in static buffers where a graph needs them.
-- ``attention``, ``reduction``: the kernels that compute a work list; ``store``, ``copy_blocks``: those
-  that write the pool. ``reference`` holds their twins.
+- ``attention`` and ``reduction`` compute a work list, ``store`` and ``copy_blocks`` write the pool;
+  ``reference`` holds the twins of all four.
 - ``layer_kv``: the pool of one layer, and its 8-bit formats; ``options``: what a layer asks for.
 - ``tiling``: tile sizes, a table; ``launch``: a kernel launch as a value.
 - ``variants``, ``compilation``, ``report``: what every kernel takes on every GPU, without one.
 
-``paged_kv`` is plain torch for pools anywhere. Triton is imported by the modules that hold kernels,
-and by no other.
+``paged_kv`` is plain torch for pools anywhere. Only the kernels and the report import triton.
 """
