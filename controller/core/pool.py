@@ -117,8 +117,9 @@ class Pool:
 
     def _execute(self, executed_step_id: StepId) -> None:
         for step_id in self.state.log.execute(executed_step_id):
-            self.state.twins.settle()
+            # What is published first stands when a copy behind it takes a place (S25).
             self.state.index.publish(step_id)
+            self.state.twins.settle()
 
     def _apply_entry(self, context: StepContext, entry: Entry) -> Outcome:
         try:

@@ -360,6 +360,8 @@ class NaivePool:
                 before[sequence.handle] = sequence.scheduled
                 sequence.cut = True
             sequence.completed = min(sequence.completed, run)
+            if not sequence.cacheable:
+                sequence.sealed_at = run
             del sequence.scheduled_by[run * sequence.block_size :]
             self.release(sequence, kept_block_count=run)
         return before

@@ -60,7 +60,7 @@ class NaiveSequence:
     table: list[BlockId] = field(default_factory=list)
     scheduled_by: list[int] = field(default_factory=list)
     completed: int = 0
-    sealed_at: int | None = None
+    sealed_at: int = 0
     cached_count: int = 0
     cut: bool = False
     planned_step_id: int = 0
@@ -73,7 +73,7 @@ class NaiveSequence:
     @property
     def shared_count(self) -> int:
         """Leading completed blocks that stand for places."""
-        return self.completed if self.cacheable else min(self.sealed_at or 0, self.completed)
+        return self.completed if self.cacheable else self.sealed_at
 
     @property
     def scheduled(self) -> int:
@@ -106,7 +106,7 @@ class NaiveSequence:
             table=self.table[: -(-count // self.block_size)],
             scheduled_by=self.scheduled_by[:count],
             completed=count // self.block_size,
-            sealed_at=self.sealed_at,
+            sealed_at=min(self.shared_count, count // self.block_size),
             cached_count=count,
         )
 
