@@ -25,11 +25,15 @@ ChildKey = tuple[bytes, ExtraKeys]
 
 @dataclass(frozen=True, slots=True)
 class PrivateCopy:
-    """A block equal to an indexed one that stands in one sequence's table (S15)."""
+    """A block equal to an indexed one that stands in one sequence's table (S15).
+
+    `serial` ascends with the time at which the block became a copy.
+    """
 
     sequence: Sequence
     block_id: int
     block_index: int
+    serial: int
 
 
 @dataclass(slots=True)

@@ -37,6 +37,7 @@ class Twins:
     ) -> None:
         self.unsettled: dict[Lane, None] = {}
         self.table_counts: dict[int, int] = {}
+        self._serial = 0
         self._index = index
         self._order = order
         self._columns = columns
@@ -51,7 +52,7 @@ class Twins:
     def add_copy(self, sequence: Sequence, node: Node, block_id: int) -> None:
         """Append a place that is indexed already to a path, with the sequence's own block."""
         upper = self._index.split(node, 1) if node.block_count > 1 else node
-        copy = PrivateCopy(sequence, block_id, sequence.indexed_count)
+        copy = PrivateCopy(sequence, block_id, sequence.indexed_count, self._next_serial())
         upper.lane.copies.append(copy)
         sequence.copies[copy.block_index] = block_id
         sequence.leaf = upper
@@ -59,9 +60,17 @@ class Twins:
         self.unsettled[upper.lane] = None
         self._settle(upper.lane)
 
+    def _next_serial(self) -> int:
+        self._serial += 1
+        return self._serial
+
     def settle(self) -> None:
-        """Let copies take places: after a step was executed, before its blocks are published."""
-        for lane in list(self.unsettled):
+        """Let copies take places: after a step was executed, before its blocks are published.
+
+        The place with the oldest copy comes first, so the order does not depend on copies that are
+        gone.
+        """
+        for lane in sorted(self.unsettled, key=_oldest_serial):
             self._settle(lane)
 
     def _settle(self, lane: Lane) -> None:
@@ -89,9 +98,10 @@ class Twins:
             for borrower in borrowers:
                 borrower.borrowed = None
             self._repoint(lane, copy.block_id)
+            serial = self._next_serial()
             for holder in holders:
                 holder.copies[copy.block_index] = old_block_id
-                lane.copies.append(PrivateCopy(holder, old_block_id, copy.block_index))
+                lane.copies.append(PrivateCopy(holder, old_block_id, copy.block_index, serial))
             if holder_count > 1:
                 self.table_counts[old_block_id] = holder_count
         if lane.pending:
@@ -137,7 +147,7 @@ class Twins:
                 continue
             copies = node.lane.copies
             at = next(at for at, copy in enumerate(copies) if copy.sequence is parent)
-            copies.insert(at + 1, PrivateCopy(child, block_id, start))
+            copies.insert(at + 1, PrivateCopy(child, block_id, start, copies[at].serial))
             child.copies[start] = block_id
             self.share(block_id)
 
@@ -188,3 +198,7 @@ class Twins:
         else:
             self.table_counts[block_id] = count - 1
         return False
+
+
+def _oldest_serial(lane: Lane) -> int:
+    return lane.copies[0].serial
