@@ -369,9 +369,11 @@ class Engine:
                 self._grow(generation, generation.take(chunk, reading, now_s=now_s))
 
     def _grow(self, generation: Generation, growth: Growth) -> None:
-        for fork in growth.forks:
-            self._generations[fork.child] = generation
-            self._scheduler.add(fork.child)
+        for branch in growth.branches:
+            self._generations[branch.child] = generation
+            self._scheduler.branch(
+                branch.child, parent=branch.parent, token_count=branch.token_count
+            )
         for sequence in growth.ended:
             del self._generations[sequence]
             self._scheduler.end(sequence, CloseReason.FINISHED)

@@ -3,15 +3,19 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from prefixd.worker.answer import Answer, PartStream, PromptLogprobs, Started
+from prefixd.worker.answer import Answer, PartStream, Started
+from prefixd.worker.prompt_logprobs import PromptLogprobsCollector
 from prefixd.worker.reading import LogitRead, LogitReading
 from prefixd.worker.sequence import Sequence
 from prefixd.worker.step import PlannedChunk
 
 
 @dataclass(frozen=True, slots=True)
-class Fork:
-    """A new sequence that begins with the first ``token_count`` tokens of another one."""
+class Branch:
+    """A new sequence that shares another one's first ``token_count`` tokens.
+
+    It has one token more, which is its own.
+    """
 
     parent: Sequence
     child: Sequence
@@ -22,7 +26,7 @@ class Fork:
 class Growth:
     """What a reading leads to: sequences that begin, and sequences that are over."""
 
-    forks: tuple[Fork, ...] = ()
+    branches: tuple[Branch, ...] = ()
     ended: tuple[Sequence, ...] = ()
 
 
@@ -75,7 +79,7 @@ class SampledGeneration:
         self._waiting = tuple(others)
         self._answer_count = len(answers)
         self._running: dict[Sequence, Answer] = {first.sequence: first}
-        self._logprobs: list[float] = []
+        self._logprobs = PromptLogprobsCollector(stream)
 
     @property
     def stream(self) -> PartStream:
@@ -103,10 +107,7 @@ class SampledGeneration:
     def read(self, chunk: PlannedChunk) -> LogitRead:
         """The prompt's log probabilities; the tokens behind the last position and the drafts."""
         sequence = chunk.sequence
-        targets: tuple[int, ...] = ()
-        if sequence.wants_prompt_logits:
-            prompt_end = min(chunk.end_position + 1, sequence.prompt_token_count)
-            targets = tuple(sequence.token_ids[chunk.start_position + 1 : prompt_end])
+        targets = self._logprobs.targets(chunk)
         if chunk.end_position < sequence.token_count:
             return LogitRead(targets)
         answer = self._running[sequence]
@@ -117,11 +118,10 @@ class SampledGeneration:
 
     def take(self, chunk: PlannedChunk, reading: LogitReading, *, now_s: float) -> Growth:
         """Keeps log probabilities, and lets every answer go on that got a token."""
-        if chunk.sequence.wants_prompt_logits:
-            self._take_logprobs(chunk, reading)
+        self._logprobs.take(chunk, reading)
         if not reading.token_ids:
             return Growth()
-        forks: list[Fork] = []
+        branches: list[Branch] = []
         ended: list[Sequence] = []
         (_, *first_token_ids), waiting = reading.token_ids[0], self._waiting
         self._waiting = ()
@@ -129,20 +129,11 @@ class SampledGeneration:
             if other.take(token_id, now_s=now_s) is None:
                 self._running[other.sequence] = other
                 prompt_token_count = other.sequence.prompt_token_count
-                forks.append(Fork(chunk.sequence, other.sequence, prompt_token_count))
+                branches.append(Branch(chunk.sequence, other.sequence, prompt_token_count))
         if self._take_tokens(chunk, [row[0] for row in reading.token_ids], now_s=now_s):
             del self._running[chunk.sequence]
             ended.append(chunk.sequence)
-        return Growth(tuple(forks), tuple(ended))
-
-    def _take_logprobs(self, chunk: PlannedChunk, reading: LogitReading) -> None:
-        # Positions that a failed pass or a preemption makes the worker compute again are replaced.
-        del self._logprobs[chunk.start_position :]
-        assert len(self._logprobs) == chunk.start_position, "chunks follow one another"
-        self._logprobs += reading.target_logprobs
-        if chunk.end_position >= chunk.sequence.prompt_token_count:
-            chunk.sequence.wants_prompt_logits = False
-            self._stream.put(PromptLogprobs(tuple(self._logprobs)))
+        return Growth(tuple(branches), tuple(ended))
 
     def _take_tokens(self, chunk: PlannedChunk, token_ids: list[int], *, now_s: float) -> bool:
         """Takes tokens as long as the drafts before them are right; tells the answer's end."""

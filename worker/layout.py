@@ -1,8 +1,25 @@
 """Carries plans over into sequences and lays out the chunks of the forward pass."""
 
-from prefixd.worker.plan_check import PlanInvalid, PoolShape, check_plan, check_rows, slot_of
+from prefixd.worker.plan_check import (
+    PlanInvalid,
+    PoolShape,
+    check_fork,
+    check_plan,
+    check_rows,
+    slot_of,
+)
 from prefixd.worker.sequence import Sequence, SequencePhase
-from prefixd.worker.step import Cut, Decoded, DecodeRow, Extend, Plan, PlannedChunk
+from prefixd.worker.step import (
+    Copy,
+    Cut,
+    Decoded,
+    DecodeRow,
+    Extend,
+    Fork,
+    Forked,
+    Plan,
+    PlannedChunk,
+)
 
 
 class Layout:
@@ -18,6 +35,12 @@ class Layout:
             PlanInvalid: a row's block contradicts its sequence's table.
         """
         check_rows(decoded, rows, self._shape)
+        by_handle = {row.handle: row for row in rows}
+        for copy in decoded.copies:
+            row = by_handle.get(copy.handle)
+            if row is None:
+                raise PlanInvalid(f"a copy for handle {copy.handle}, which has no row")
+            self._replace(row.sequence, copy, position=row.position)
         return [
             self._row(row, block_id)
             for index, (row, block_id) in enumerate(zip(rows, decoded.new_block_ids, strict=True))
@@ -33,6 +56,9 @@ class Layout:
             PlanInvalid: the plan contradicts the sequence.
         """
         token_ids = (*sequence.token_ids, *draft_token_ids)
+        for copy in plan.copies:
+            if copy.block_index < len(sequence.block_ids):
+                self._replace(sequence, copy, position=plan.scheduled_start)
         check_plan(plan, sequence, handle=handle, token_count=len(token_ids), shape=self._shape)
         sequence.block_ids += plan.block_ids
         sequence.known_count = sequence.token_count
@@ -57,6 +83,18 @@ class Layout:
             sequence, plan, handle=extend.handle, draft_token_ids=extend.draft_token_ids
         )
 
+    def fork(self, fork: Fork, forked: Forked) -> None:
+        """Gives a new sequence the blocks that it shares.
+
+        Raises:
+            PlanInvalid: they do not hold its first tokens.
+        """
+        check_fork(forked.block_ids, token_count=fork.token_count, shape=self._shape)
+        sequence = fork.sequence
+        sequence.block_ids = list(forked.block_ids)
+        sequence.known_count = sequence.scheduled_count = fork.token_count
+        sequence.handle = fork.handle
+
     def cut(self, sequence: Sequence, cut: Cut) -> None:
         """Lets a sequence fall back to what a failed step left of it.
 
@@ -79,6 +117,14 @@ class Layout:
         sequence.shortage_count = 0
         slot = slot_of(sequence.block_ids, position=position, block_size=self._shape.block_size)
         return self._chunk(sequence, position, (row.token_id,), (slot,))
+
+    def _replace(self, sequence: Sequence, copy: Copy, *, position: int) -> None:
+        """Puts a private copy in the place of a shared block that is about to be written."""
+        index = copy.block_index
+        is_written = index == position // self._shape.block_size
+        if not is_written or sequence.block_ids[index] != copy.source_block_id:
+            raise PlanInvalid(f"a copy of block {copy.source_block_id}, which is not written")
+        sequence.block_ids[index] = copy.target_block_id
 
     @staticmethod
     def _chunk(

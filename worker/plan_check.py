@@ -29,6 +29,7 @@ def check_answer(answer: StepAnswer, draft: StepDraft) -> None:
     Raises:
         PlanInvalid: counts differ.
     """
+    _equal("fork outcomes", len(answer.forks), len(draft.forks))
     _equal("extend outcomes", len(answer.extends), len(draft.extends))
     _equal("open outcomes", len(answer.opens), len(draft.opens))
     _equal("decode rows", len(answer.decoded.new_block_ids), len(draft.decode_rows))
@@ -91,6 +92,16 @@ def check_rows(decoded: Decoded, rows: tuple[DecodeRow, ...], shape: PoolShape) 
         if needs_block:
             _check_block_ids((block_id,), shape)
     check_copies(decoded.copies, shape)
+
+
+def check_fork(block_ids: tuple[int, ...], *, token_count: int, shape: PoolShape) -> None:
+    """The blocks of a forked sequence hold just the tokens that it shares.
+
+    Raises:
+        PlanInvalid: says what differs.
+    """
+    _equal("forked blocks", len(block_ids), -(-token_count // shape.block_size))
+    _check_block_ids(block_ids, shape)
 
 
 def check_copies(copies: tuple[Copy, ...], shape: PoolShape) -> None:

@@ -24,6 +24,8 @@ from prefixd.worker.step import (
     Cut,
     DecodeRow,
     Extend,
+    Fork,
+    Forked,
     Open,
     Opened,
     PassPlan,
@@ -53,6 +55,7 @@ class Scheduler:
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         self._closes: list[Close] = []
+        self._forks: list[Fork] = []
         self._handle_next = 1
         self._available_block_count = 0
         # The earliest sequence that found too few blocks, and how many there were.
@@ -91,6 +94,17 @@ class Scheduler:
         assert sequence.phase is SequencePhase.WAITING
         insort(self._waiting, sequence, key=_arrival)
 
+    def branch(self, child: Sequence, *, parent: Sequence, token_count: int) -> None:
+        """Takes a sequence in that shares the first tokens of another one, and has one more.
+
+        If it cannot share them, it waits and is opened as any other.
+        """
+        self.add(child)
+        room = self._limits.running_sequence_count_max - len(self._running) - len(self._forks)
+        is_open = parent.phase is SequencePhase.RUNNING and not parent.is_cut
+        if is_open and room > 0 and token_count <= min(parent.known_count, parent.scheduled_count):
+            self._forks.append(Fork(child, self._take_handle(), parent.handle, token_count))
+
     def end(self, sequence: Sequence, reason: CloseReason) -> None:
         """Nothing more is computed for the sequence; its blocks go back with the next step.
 
@@ -116,6 +130,7 @@ class Scheduler:
         self._waiting = sorted(live, key=_arrival)
         self._running = []
         self._closes = []
+        self._forks = []
         self._handle_next = 1
         self._blocked = None
         self._is_short = False
@@ -126,6 +141,7 @@ class Scheduler:
         self._is_short = False
         if was_short and not self._closes and len(self._running) > 1:
             self._preempt(self._running[-1])
+        forks = self._take_forks()
         closes = self.take_closes()
         # Guesses would take blocks that others lack.
         guesses = {} if was_short else self._guesses()
@@ -134,18 +150,35 @@ class Scheduler:
             for s in self._running
             if s.is_decoding and s not in guesses
         )
+        decode_rows += tuple(
+            DecodeRow(f.sequence, f.handle, f.token_count, f.sequence.token_ids[-1]) for f in forks
+        )
         budget = self._limits.token_budget - len(decode_rows)
         assert budget > 0, "the limits leave room for prefill"
         extends = self._draft_extends(guesses, budget)
         budget -= sum(extend.schedule_token_count_max for extend in extends)
         can_open = not was_short and budget > 0
-        return StepDraft(
+        draft = StepDraft(
+            forks=forks,
             closes=closes,
             decode_rows=decode_rows,
             extends=extends,
             opens=self._draft_opens(has_closes=bool(closes)) if can_open else (),
             token_budget=self._limits.token_budget,
         )
+        if draft.is_empty and self._running:
+            # All that run wait for others of their request, which find no blocks.
+            self._preempt(self._running[-1])
+            return self.draft()
+        return draft
+
+    def _take_forks(self) -> tuple[Fork, ...]:
+        """The forks of sequences that are still wanted; from now on they are on their way."""
+        forks = tuple(f for f in self._forks if f.sequence.phase is SequencePhase.WAITING)
+        self._forks = []
+        for fork in forks:
+            fork.sequence.phase = SequencePhase.OPENING
+        return forks
 
     def take_closes(self) -> tuple[Close, ...]:
         """Hands over the closes that are due: each is sent once."""
@@ -164,6 +197,8 @@ class Scheduler:
         self._available_block_count = answer.available_block_count
         self.apply_cuts(answer.cuts)
         rejections: list[Rejection] = []
+        for fork, forked in zip(draft.forks, answer.forks, strict=True):
+            self._apply_fork(fork, forked)
         copies: list[Copy] = list(answer.decoded.copies)
         chunks = self._layout.rows(draft.decode_rows, answer.decoded)
         for index, reason in answer.decoded.deferred.items():
@@ -232,17 +267,24 @@ class Scheduler:
         if self._blocked is not None and not may_fit:
             return ()
         opens: list[Open] = []
-        room = self._limits.running_sequence_count_max - len(self._running)
-        for sequence in self._waiting[: min(room, OPENS_PER_STEP_MAX)]:
+        # Forks that are on their way take room, too.
+        fork_count = sum(s.phase is SequencePhase.OPENING for s in self._waiting)
+        room = self._limits.running_sequence_count_max - len(self._running) - fork_count
+        waiting = [s for s in self._waiting if s.phase is SequencePhase.WAITING]
+        for sequence in waiting[: max(0, min(room, OPENS_PER_STEP_MAX))]:
             opens.append(self._draft_open(sequence))
             if sequence is self._blocked:
                 break
         return tuple(opens)
 
-    def _draft_open(self, sequence: Sequence) -> Open:
-        sequence.phase = SequencePhase.OPENING
+    def _take_handle(self) -> int:
         handle = self._handle_next
         self._handle_next += 1
+        return handle
+
+    def _draft_open(self, sequence: Sequence) -> Open:
+        sequence.phase = SequencePhase.OPENING
+        handle = self._take_handle()
         # Room for a block of growth beside each running sequence: without it a sequence that just
         # fits would be preempted at once by the next one that grows.
         growth = self._shape.block_size * len(self._running)
@@ -272,15 +314,31 @@ class Scheduler:
         sequence.handle = entry.handle
         sequence.was_opened = True
         sequence.await_count = 0
+        self._admit(sequence, entry.handle)
+        return chunks
+
+    def _admit(self, sequence: Sequence, handle: int) -> None:
+        """The sequence is open now."""
         self._waiting.remove(sequence)
         if sequence is self._blocked:
             self._blocked = None
         if sequence.phase is SequencePhase.ENDED:
-            self._closes.append(Close(entry.handle, CloseReason.ABORTED))
+            self._closes.append(Close(handle, CloseReason.ABORTED))
         else:
             sequence.phase = SequencePhase.RUNNING
             insort(self._running, sequence, key=_arrival)
-        return chunks
+
+    def _apply_fork(self, fork: Fork, forked: Forked | Refused) -> None:
+        sequence = fork.sequence
+        is_wanted = sequence.phase is not SequencePhase.ENDED
+        if isinstance(forked, Refused):
+            if is_wanted:
+                sequence.phase = SequencePhase.WAITING
+            else:
+                self._waiting.remove(sequence)
+            return
+        self._layout.fork(fork, forked)
+        self._admit(sequence, fork.handle)
 
     def _apply_no_open(
         self, sequence: Sequence, outcome: Refused | Awaiting, rejections: list[Rejection]
@@ -307,7 +365,8 @@ class Scheduler:
         self, sequence: Sequence, refused: Refused, rejections: list[Rejection]
     ) -> None:
         passing = {"TOKEN_BUDGET", "COPY_IN_SAME_STEP"}
-        if sequence.phase is SequencePhase.ENDED or refused.reason in passing:
+        # The row of a fork that was refused finds no sequence; its own waits to be opened.
+        if sequence.phase is not SequencePhase.RUNNING or refused.reason in passing:
             return
         if refused.reason == "POOL_EXHAUSTED":
             self._is_short = True

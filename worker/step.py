@@ -65,9 +65,23 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True)
-class StepDraft:
-    """The entries of one step, in the order in which they are sent."""
+class Fork:
+    """Begins a sequence that shares the blocks of another one's first tokens."""
 
+    sequence: Sequence
+    handle: int
+    parent_handle: int
+    token_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepDraft:
+    """The entries of one step, in the order in which they are sent.
+
+    Forks come first: a parent may be closed by the same step, and a child decode its own token.
+    """
+
+    forks: tuple[Fork, ...] = ()
     closes: tuple[Close, ...] = ()
     decode_rows: tuple[DecodeRow, ...] = ()
     extends: tuple[Extend, ...] = ()
@@ -77,12 +91,13 @@ class StepDraft:
     @property
     def is_empty(self) -> bool:
         """Whether no entry stands in it."""
-        return not (self.closes or self.decode_rows or self.extends or self.opens)
+        return not (self.forks or self.closes or self.decode_rows or self.extends or self.opens)
 
     @property
     def sequences(self) -> tuple[Sequence, ...]:
-        """The sequences that it opens, extends or decodes."""
+        """The sequences that it forks, opens, extends or decodes."""
         return (
+            *(fork.sequence for fork in self.forks),
             *(row.sequence for row in self.decode_rows),
             *(extend.sequence for extend in self.extends),
             *(entry.sequence for entry in self.opens),
@@ -91,11 +106,16 @@ class StepDraft:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Copy the first ``token_count`` slots of a block to another before the forward pass."""
+    """Copy the first ``token_count`` slots of a block to another before the forward pass.
+
+    The target then stands at ``block_index`` of the table of the sequence with the handle.
+    """
 
     source_block_id: int
     target_block_id: int
     token_count: int
+    handle: int = 0
+    block_index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +154,13 @@ class Extended:
     """A sequence was extended."""
 
     plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """A sequence began with another one's blocks."""
+
+    block_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +213,7 @@ class StepAnswer:
     opens: tuple[Opened | Awaiting | Refused, ...] = ()
     cuts: tuple[Cut, ...] = ()
     available_block_count: int = 0
+    forks: tuple[Forked | Refused, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

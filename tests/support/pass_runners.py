@@ -105,3 +105,17 @@ class CuttingRunner:
         if self._pass_count in self._pass_numbers:
             self.cut_count += self._cut()
         return self._inner.run(plan, reads)
+
+
+class ObservingRunner:
+    """Looks at something before each pass, when its step is planned and not yet computed."""
+
+    def __init__(self, inner: PassRunner, look: Callable[[], int]) -> None:
+        self._inner = inner
+        self._look = look
+        self.seen: list[int] = []
+
+    def run(self, plan: PassPlan, reads: Sequence[LogitRead]) -> list[LogitReading]:
+        """Looks, then runs the pass."""
+        self.seen.append(self._look())
+        return self._inner.run(plan, reads)

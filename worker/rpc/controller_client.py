@@ -304,6 +304,9 @@ class ControllerClient:
     def _note_failure(self, error: Exception) -> None:
         reason = call_error_reason(error)
         event = "controller_unreachable" if reason == "UNAVAILABLE" else "controller_refused"
+        if reason in EPOCH_ENDING_REASONS:
+            # The controller is there, and takes the pool at once.
+            self._reconnect_delay_s = RECONNECT_DELAY_S_MIN
         self._log.warning(event, reason=reason, retry_s=self._reconnect_delay_s)
         if reason in EPOCH_ENDING_REASONS:
             self._end_epoch()

@@ -112,7 +112,7 @@ class GenerationFactory:
             sequence_id=f"{first.sequence_id}/{index}",
             token_ids=list(first.token_ids),
             prompt_token_count=first.prompt_token_count,
-            arrival=next(self._arrivals),
+            arrival=first.arrival,
             cache_salt=first.cache_salt,
             lora=first.lora,
             lookup=None if lookup is None else lookup.another(),

@@ -15,6 +15,8 @@ from prefixd.worker.step import (
     DecodeRow,
     Extend,
     Extended,
+    Fork,
+    Forked,
     Open,
     Opened,
     Plan,
@@ -48,6 +50,8 @@ def step_request(
         failed_step_id=failed_step_id,
         failed_step_id_last=failed_step_id,
     )
+    for fork in draft.forks:
+        _fill_fork(request.entries.add().fork, fork)
     for close in draft.closes:
         entry = request.entries.add().close
         entry.handle = close.handle
@@ -68,17 +72,20 @@ def step_answer(response: cache_pb2.StepResponse, draft: StepDraft) -> StepAnswe
         PlanInvalid: the outcomes are not those of the draft's entries.
     """
     outcomes = list(response.outcomes)
-    close_count, row_count = len(draft.closes), 1 if draft.decode_rows else 0
-    extend_end = close_count + row_count + len(draft.extends)
+    fork_count = len(draft.forks)
+    close_end = fork_count + len(draft.closes)
+    row_end = close_end + (1 if draft.decode_rows else 0)
+    extend_end = row_end + len(draft.extends)
     if len(outcomes) != extend_end + len(draft.opens):
         raise PlanInvalid(f"step {response.step_id} has {len(outcomes)} outcomes")
     decoded = Decoded()
     if draft.decode_rows:
-        decoded = _decoded(outcomes[close_count], row_count=len(draft.decode_rows))
+        decoded = _decoded(outcomes[close_end], row_count=len(draft.decode_rows))
     return StepAnswer(
         step_id=response.step_id,
+        forks=tuple(map(_forked, outcomes[:fork_count])),
         decoded=decoded,
-        extends=tuple(map(_extended, outcomes[close_count + row_count : extend_end])),
+        extends=tuple(map(_extended, outcomes[row_end:extend_end])),
         opens=tuple(map(_opened, outcomes[extend_end:])),
         cuts=tuple(
             Cut(cut.handle, known_count=cut.known_count, scheduled_count=cut.scheduled_count)
@@ -94,6 +101,13 @@ def reason_name(reason: errors_pb2.ErrorReason.ValueType) -> str:
         return errors_pb2.ErrorReason.Name(reason).removeprefix("ERROR_REASON_")
     except ValueError:
         return f"UNKNOWN_{reason}"
+
+
+def _fill_fork(entry: cache_pb2.ForkEntry, fork: Fork) -> None:
+    entry.parent_handle = fork.parent_handle
+    entry.child_handle = fork.handle
+    entry.child_sequence_id = fork.sequence.sequence_id
+    entry.token_count = fork.token_count
 
 
 def _fill_decode(entry: cache_pb2.DecodeEntry, rows: tuple[DecodeRow, ...]) -> None:
@@ -152,6 +166,13 @@ def _decoded(outcome: cache_pb2.EntryOutcome, *, row_count: int) -> Decoded:
     )
 
 
+def _forked(outcome: cache_pb2.EntryOutcome) -> Forked | Refused:
+    if outcome.WhichOneof("outcome") == "refusal":
+        return _refused(outcome.refusal)
+    _expect(outcome, "fork")
+    return Forked(_plan(outcome.fork.plan).block_ids)
+
+
 def _extended(outcome: cache_pb2.EntryOutcome) -> Extended | Refused:
     if outcome.WhichOneof("outcome") == "refusal":
         return _refused(outcome.refusal)
@@ -195,7 +216,14 @@ def _plan(plan: cache_pb2.SequencePlan) -> Plan:
 
 def _copies(copies: Iterable[types_pb2.BlockCopy]) -> tuple[Copy, ...]:
     return tuple(
-        Copy(copy.source_block_id, copy.target_block_id, copy.token_count) for copy in copies
+        Copy(
+            copy.source_block_id,
+            copy.target_block_id,
+            copy.token_count,
+            handle=copy.handle,
+            block_index=copy.block_index,
+        )
+        for copy in copies
     )
 
 
