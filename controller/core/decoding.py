@@ -2,8 +2,8 @@
 
 A regular row supplies at most one token, of a position that was scheduled before or is now, and
 has a block or can get one. Where all rows of an entry are regular, none can be refused, so their
-columns are changed all at once, and only those that need or complete a block are visited one by
-one, in order. Otherwise every row goes one by one.
+columns are changed all at once and the reply waits for nothing that goes row by row. Otherwise
+every row goes one by one, in order.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from prefixd.controller.core import limits
-from prefixd.controller.core.completion import complete_blocks, enter_blocks, enter_next_block
+from prefixd.controller.core.completion import complete_blocks
 from prefixd.controller.core.copying import copy_tail, note_tail, shared_tail
 from prefixd.controller.core.errors import (
     CacheError,
@@ -33,8 +33,7 @@ from prefixd.controller.core.messages import (
     IntArray,
 )
 from prefixd.controller.core.scheduling import check_supply
-from prefixd.controller.core.sequences import Sequence
-from prefixd.controller.core.state import PoolState, StepContext
+from prefixd.controller.core.state import DecodedBatch, PoolState, StepContext
 
 
 def decode(state: PoolState, step: StepContext, entry: DecodeEntry) -> DecodeOutcome:
@@ -113,8 +112,13 @@ def _decode_regular(
     step.spend(len(rows))
     new_block_ids = np.zeros(len(rows), dtype=np.int64)
     completes = has_token & (offsets == block_size - 1)
-    if (needs_block | completes).any():
-        new_block_ids[needs_block] = _visit(state, step, entry, rows, needs_block, completes)
+    if needs_block.any() or completes.any():
+        decode_blocks = (
+            _decode_blocks_late if (completes & (scheduled > known)).any() else _decode_blocks
+        )
+        new_block_ids[needs_block] = decode_blocks(
+            state, step, entry, rows, needs_block=needs_block, completes=completes
+        )
         grown_rows = rows[needs_block]
         columns.capacity[grown_rows] = np.minimum(
             columns.capacity[grown_rows] + block_size, limits.TOKENS_PER_SEQUENCE_MAX
@@ -122,56 +126,64 @@ def _decode_regular(
     return DecodeOutcome((new_block_ids,))
 
 
-def _visit(
+def _decode_blocks(
     state: PoolState,
     step: StepContext,
     entry: DecodeEntry,
     rows: IntArray,
+    *,
     needs_block: npt.NDArray[np.bool_],
     completes: npt.NDArray[np.bool_],
 ) -> array[int]:
-    """Give rows their blocks and let full ones enter the index, in order; returns the new blocks.
+    """Take the rows' new blocks and leave the rest to `catch_up`.
 
-    Blocks are taken for several rows at once, as long as no completed block can change the free
-    order between them.
+    All full blocks were scheduled by this step, so none is written: whatever becomes of them in the
+    index, no block changes its place in the free order.
     """
-    block_size = state.spec.block_size
+    block_ids = state.supply.take(int(np.count_nonzero(needs_block)), now_ms=step.now_ms)
+    full_rows = rows[completes]
+    state.decoded = DecodedBatch(
+        step_id=step.step_id,
+        growing_handles=entry.handles[needs_block],
+        block_ids=block_ids,
+        full_handles=entry.handles[completes],
+        full_ends=state.columns.known[full_rows] // state.spec.block_size,
+        tails=state.columns.tail[full_rows],
+    )
+    return block_ids
+
+
+def _decode_blocks_late(
+    state: PoolState,
+    step: StepContext,
+    entry: DecodeEntry,
+    rows: IntArray,
+    *,
+    needs_block: npt.NDArray[np.bool_],
+    completes: npt.NDArray[np.bool_],
+) -> array[int]:
+    """Take the rows' new blocks and let full ones enter the index, row by row.
+
+    Some full blocks were written by earlier steps: as copies they may take a place, and free the
+    block that had it, which a later row gets.
+    """
     visited = np.flatnonzero(needs_block | completes)
-    known_counts = state.columns.known[rows[visited]]
     visits = zip(
         entry.handles[visited].tolist(),
         needs_block[visited].tolist(),
         completes[visited].tolist(),
-        (entry.scheduled_count_before[visited] + 1 == known_counts).tolist(),
-        (known_counts // block_size).tolist(),
         state.columns.tail[rows[visited]],
         strict=True,
     )
-    taken: array[int] = array("q")
-    waiting: list[Sequence] = []
-    for handle, needs, is_full, is_in_step, end, tail in visits:
+    block_ids: array[int] = array("q")
+    for handle, needs, is_full, tail in visits:
         sequence = state.sequences[handle]
         if needs:
-            waiting.append(sequence)
-        if not is_full:
-            continue
-        sequence.full_tokens += tail.tobytes()
-        if is_in_step and not needs and enter_next_block(state, sequence, end, step.step_id):
-            continue
-        taken.extend(_give_blocks(state, step, waiting))
-        waiting.clear()
-        if not is_in_step:
+            block_ids.append(state.supply.take_one(now_ms=step.now_ms))
+            sequence.private_block_ids.append(block_ids[-1])
+        if is_full:
+            sequence.full_tokens += tail.tobytes()
             complete_blocks(state, sequence, step.step_id)
-        elif not sequence.uncacheable:
-            enter_blocks(state, sequence, [(step.step_id, end)])
-    taken.extend(_give_blocks(state, step, waiting))
-    return taken
-
-
-def _give_blocks(state: PoolState, step: StepContext, waiting: list[Sequence]) -> array[int]:
-    block_ids = state.supply.take(len(waiting), now_ms=step.now_ms)
-    for sequence, block_id in zip(waiting, block_ids, strict=True):
-        sequence.private_block_ids.append(block_id)
     return block_ids
 
 

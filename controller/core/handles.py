@@ -54,7 +54,7 @@ class HandleRows(MutableMapping[int, int]):
 
     def rows_of(self, handles: IntArray) -> IntArray | None:
         """Return the row of each handle; None where one of them is not entered."""
-        rows = self._near[handles & (len(self._near) - 1)]
+        rows: IntArray = self._near[handles & (len(self._near) - 1)]
         if (self._handles[rows] == handles).all():
             return rows
         found = list(map(self._rows.get, handles.tolist()))

@@ -6,7 +6,9 @@ from array import array
 from collections.abc import Set
 
 from prefixd.controller.core import limits, validate_step
+from prefixd.controller.core.completion import catch_up
 from prefixd.controller.core.decoding import decode
+from prefixd.controller.core.digests import DigestWork
 from prefixd.controller.core.dropping import Dropped, drop_named
 from prefixd.controller.core.errors import BlockNotFound, BlocksInUse, CacheError
 from prefixd.controller.core.extension import extend_sequence
@@ -35,14 +37,13 @@ from prefixd.controller.core.messages import (
 from prefixd.controller.core.node import Lane
 from prefixd.controller.core.opening import close_sequence, open_sequence
 from prefixd.controller.core.sequences import pack_tokens
-from prefixd.controller.core.state import StepContext, build_state
+from prefixd.controller.core.state import PoolState, StepContext, build_state
 
 
 class Pool:
     """The paged KV memory of one worker, planned step by step.
 
-    Every method is atomic: it raises a CacheError and has changed nothing, or it is done. `state`
-    is for reading by the core's own inspection and invariants.
+    Every method is atomic: it raises a CacheError and has changed nothing, or it is done.
     """
 
     def __init__(
@@ -55,9 +56,19 @@ class Pool:
     ) -> None:
         self.spec = spec
         self.epoch = epoch
-        self.state = build_state(spec, hasher, event_bytes_kept_max=event_bytes_kept_max)
-        self.digests = self.state.digests
-        self.events = self.state.events
+        self._state = build_state(spec, hasher, event_bytes_kept_max=event_bytes_kept_max)
+        self.events = self._state.events
+
+    @property
+    def state(self) -> PoolState:
+        """The parts, all up to date; for reading by the core's own inspection and invariants."""
+        catch_up(self._state)
+        return self._state
+
+    @property
+    def digests(self) -> DigestWork:
+        """Computes digests."""
+        return self.state.digests
 
     @property
     def model_version(self) -> str:
@@ -97,7 +108,8 @@ class Pool:
         `entries[2].open.token_ids[17]`. A refused step changes nothing, not even the executed id.
         What depends on state is a Refusal or a DeferredRow in the reply.
         """
-        log = self.state.log
+        state = self.state
+        log = state.log
         kept = log.known_reply(step.step_id)
         if kept is not None:
             return kept
@@ -107,33 +119,35 @@ class Pool:
         cut_sequences: tuple[CutSequence, ...] = ()
         if step.failed is not None:
             log.fail()
-            cut_sequences = cut_unwritten(self.state, now_ms=now_ms)
+            cut_sequences = cut_unwritten(state, now_ms=now_ms)
         context = StepContext(step.step_id, now_ms, step.token_budget)
         outcomes = tuple(self._apply_entry(context, entry) for entry in step.entries)
-        self.state.supply.end_step()
-        reply = StepReply(step.step_id, outcomes, cut_sequences, self.state.supply.available_count)
+        state.supply.end_step()
+        reply = StepReply(step.step_id, outcomes, cut_sequences, state.supply.available_count)
         log.append(reply, has_work=context.has_work)
         return reply
 
     def _execute(self, executed_step_id: StepId) -> None:
-        for step_id in self.state.log.execute(executed_step_id):
+        state = self._state
+        for step_id in state.log.execute(executed_step_id):
             # What is published first stands when a copy behind it takes a place (S25).
-            self.state.index.publish(step_id)
-            self.state.twins.settle()
+            state.index.publish(step_id)
+            state.twins.settle()
 
     def _apply_entry(self, context: StepContext, entry: Entry) -> Outcome:
+        state = self.state
         try:
             match entry:
                 case OpenEntry():
-                    return open_sequence(self.state, context, entry)
+                    return open_sequence(state, context, entry)
                 case ExtendEntry():
-                    return extend_sequence(self.state, context, entry)
+                    return extend_sequence(state, context, entry)
                 case CloseEntry():
-                    return close_sequence(self.state, context, entry)
+                    return close_sequence(state, context, entry)
                 case ForkEntry():
-                    return fork_sequence(self.state, entry)
+                    return fork_sequence(state, entry)
                 case DecodeEntry():
-                    return decode(self.state, context, entry)
+                    return decode(state, context, entry)
         except CacheError as error:
             return Refusal(error.reason, error.message, tuple(sorted(error.numbers.items())))
 
@@ -233,5 +247,6 @@ class Pool:
         self.state.draining = True
 
     def hash_slice(self, block_count_max: int) -> bool:
-        """Compute up to that many missing digests; True while some are left."""
+        """Do what the last reply did not wait for, then compute up to that many missing digests;
+        True while some are left."""
         return self.digests.hash_slice(block_count_max)

@@ -1,6 +1,12 @@
 """What the parts of one pool share."""
 
+from __future__ import annotations
+
+from array import array
 from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
 
 from prefixd.controller.core.digests import DigestWork
 from prefixd.controller.core.events import EventLog
@@ -8,7 +14,7 @@ from prefixd.controller.core.free_order import FreeOrder
 from prefixd.controller.core.handles import HandleRows
 from prefixd.controller.core.hashing import Hasher
 from prefixd.controller.core.index import PrefixIndex
-from prefixd.controller.core.messages import Handle, PoolSpec, SequenceId, StepId
+from prefixd.controller.core.messages import Handle, IntArray, PoolSpec, SequenceId, StepId
 from prefixd.controller.core.sequences import TOKEN_BYTES, Sequence, SequenceColumns
 from prefixd.controller.core.statistics import Statistics
 from prefixd.controller.core.step_log import StepLog
@@ -41,9 +47,29 @@ class StepContext:
             self.budget_left -= token_count
 
 
+@dataclass(frozen=True, slots=True)
+class DecodedBatch:
+    """What a decode entry left to do behind its reply: nothing of it can change what is handed out.
+
+    `growing_handles[i]` gets block `block_ids[i]`; the last block of `full_handles[i]` is number
+    `full_ends[i] - 1` of its table, filled by step `step_id` with the tokens `tails[i]`.
+    """
+
+    step_id: StepId
+    growing_handles: IntArray
+    block_ids: array[int]
+    full_handles: IntArray
+    full_ends: IntArray
+    tails: npt.NDArray[np.uint32]
+
+
 @dataclass(slots=True)
 class PoolState:
-    """The parts of a pool. `sequences` are in the order in which they were opened."""
+    """The parts of a pool. `sequences` are in the order in which they were opened.
+
+    While there is a `decoded` batch, tables and index lack what it says; `completion.catch_up`
+    comes before everything that reads or changes them.
+    """
 
     spec: PoolSpec
     model_version: str
@@ -61,6 +87,7 @@ class PoolState:
     handles: dict[SequenceId, Handle] = field(default_factory=dict)
     rows: HandleRows = field(default_factory=HandleRows)
     preempted_counts: dict[SequenceId, int] = field(default_factory=dict)
+    decoded: DecodedBatch | None = None
 
     @property
     def held_block_count(self) -> int:

@@ -1,10 +1,10 @@
-"""Digests computed behind the replies, in slices that let other calls through."""
+"""Work behind the replies, digests above all, in slices that let other calls through."""
 
 import asyncio
 
-from structlog.typing import FilteringBoundLogger
-
+from prefixd.controller.core.errors import InvariantBroken
 from prefixd.controller.core.pool import Pool
+from prefixd.controller.rpc.epochs import Epochs
 
 HASH_SLICE_BLOCK_COUNT = 256
 HASH_SLICE_TOKEN_COUNT = 4_096
@@ -14,8 +14,8 @@ HASH_SLICE_TOKEN_COUNT = 4_096
 class SlicedHashing:
     """Runs at most one chain of slices per pool; the event loop serves other calls in between."""
 
-    def __init__(self, log: FilteringBoundLogger) -> None:
-        self._log = log
+    def __init__(self, epochs: Epochs) -> None:
+        self._epochs = epochs
         self._busy: set[Pool] = set()
 
     def start(self, pool: Pool) -> None:
@@ -30,11 +30,10 @@ class SlicedHashing:
 
     def _slice(self, pool: Pool) -> None:
         try:
-            is_more = pool.hash_slice(_slice_block_count(pool.spec.block_size))
-        except Exception as error:
-            # Nothing is lost: a digest that is missing is computed where it is needed.
-            self._log.error("hashing_failed", pool_name=pool.spec.pool_name, exc_info=error)
-            is_more = False
+            with self._epochs.ended_by_failure(pool):
+                is_more = pool.hash_slice(_slice_block_count(pool.spec.block_size))
+        except InvariantBroken:
+            is_more = False  # It is logged, and the pool's session has got its goodbye.
         if is_more:
             asyncio.get_running_loop().call_soon(self._slice, pool)
         else:
