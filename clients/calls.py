@@ -3,7 +3,7 @@
 The synchronous and the asyncio client both run these; nothing here waits or connects.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -13,6 +13,9 @@ from google.protobuf.message import Message
 
 from prefixd.clients import convert, results
 from prefixd.v1 import admin_pb2, cache_pb2, inspect_pb2
+
+PUBLISHED_PAGE_SIZE = 1_000
+"""Rows per page where a whole pool is read: the server's largest page."""
 
 ResponseT = TypeVar("ResponseT", bound=Message)
 ResultT = TypeVar("ResultT")
@@ -165,6 +168,59 @@ def flush_pool(pool_name: str) -> Call[admin_pb2.FlushPoolResponse, results.Flus
     )
 
 
+def published(
+    page_token: str, *, pool_name: str
+) -> Call[inspect_pb2.ListBlocksResponse, results.Page[str]]:
+    """InspectService.ListBlocks, of which only the published digests count."""
+    return Call(
+        _inspect("ListBlocks"),
+        inspect_pb2.ListBlocksRequest(
+            pool_name=pool_name, page_token=page_token, page_size=PUBLISHED_PAGE_SIZE
+        ),
+        inspect_pb2.ListBlocksResponse,
+        lambda answer: results.Page(
+            tuple(row.hash_hex for row in answer.blocks if row.hash_hex),
+            answer.next_page_token,
+            answer.revision,
+            answer.epoch,
+        ),
+    )
+
+
+def evict_blocks(
+    pool_name: str, *, block_ids: Iterable[int], hashes_hex: Iterable[str]
+) -> Call[admin_pb2.EvictBlocksResponse, results.Evicted]:
+    """AdminService.EvictBlocks."""
+    return Call(
+        method_path(admin_pb2.DESCRIPTOR, "AdminService", "EvictBlocks"),
+        admin_pb2.EvictBlocksRequest(
+            pool_name=pool_name, block_ids=block_ids, hashes_hex=hashes_hex
+        ),
+        admin_pb2.EvictBlocksResponse,
+        lambda answer: results.Evicted(
+            answer.dropped_block_count, answer.held_block_count, answer.revision
+        ),
+    )
+
+
+def verify_pool(pool_name: str) -> Call[admin_pb2.VerifyPoolResponse, results.Verified]:
+    """AdminService.VerifyPool."""
+    return Call(
+        method_path(admin_pb2.DESCRIPTOR, "AdminService", "VerifyPool"),
+        admin_pb2.VerifyPoolRequest(pool_name=pool_name),
+        admin_pb2.VerifyPoolResponse,
+        lambda answer: results.Verified(
+            epoch=answer.epoch,
+            revision=answer.revision,
+            invariants=tuple(answer.invariants),
+            block_count=answer.block_count,
+            cached_block_count=answer.cached_block_count,
+            digest_count=answer.digest_count,
+            sequence_count=answer.sequence_count,
+        ),
+    )
+
+
 def _inspect(method: str) -> str:
     return method_path(inspect_pb2.DESCRIPTOR, "InspectService", method)
 
@@ -177,3 +233,7 @@ def _state_message(state: results.BlockState | None) -> inspect_pb2.BlockState.V
     if state is None:
         return inspect_pb2.BLOCK_STATE_UNSPECIFIED
     return inspect_pb2.BlockState.Value(f"BLOCK_STATE_{state.name}")
+
+
+WATCH_EVENTS_PATH = _inspect("WatchEvents")
+"""Path of the stream of a pool's events."""

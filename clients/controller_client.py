@@ -6,6 +6,8 @@ from functools import partial
 
 from prefixd.clients import calls, results
 from prefixd.clients.connection import CONTROLLER_ADDRESS_DEFAULT, Connection
+from prefixd.clients.event_stream import AsyncEventStream, EventStream
+from prefixd.clients.events import Watched, watch_message
 from prefixd.clients.transport import AsyncClient, AsyncTransport, SyncClient, Transport
 
 PAGE_SIZE_DEFAULT = 1_000
@@ -94,6 +96,39 @@ class ControllerClient(SyncClient):
         """Drops all cached content of a pool; BLOCKS_IN_USE while any block is held."""
         return self._transport.call(calls.flush_pool(pool_name), timeout_s=timeout_s)
 
+    def evict_blocks(
+        self,
+        pool_name: str,
+        *,
+        block_ids: SequenceOf[int] = (),
+        hashes_hex: SequenceOf[str] = (),
+        timeout_s: float | None = None,
+    ) -> results.Evicted:
+        """Takes blocks out of the cache, by id or digest, with everything behind them."""
+        call = calls.evict_blocks(pool_name, block_ids=block_ids, hashes_hex=hashes_hex)
+        return self._transport.call(call, timeout_s=timeout_s)
+
+    def verify_pool(self, pool_name: str, *, timeout_s: float | None = None) -> results.Verified:
+        """Checks every invariant of a pool; INVARIANT_BROKEN where one does not hold."""
+        return self._transport.call(calls.verify_pool(pool_name), timeout_s=timeout_s)
+
+    def published(self, pool_name: str, *, timeout_s: float | None = None) -> results.Published:
+        """Lists the published digests, which events behind the result's revision complete."""
+        page_token, first, hashes_hex = "", None, set[str]()
+        while first is None or page_token:
+            page = self._transport.call(
+                calls.published(page_token, pool_name=pool_name), timeout_s=timeout_s
+            )
+            first = first or page
+            hashes_hex.update(page.rows)
+            page_token = page.next_page_token
+        return _published(first, hashes_hex)
+
+    def watch_events(self, watched: Watched) -> EventStream:
+        """Starts to follow a pool's events; nothing is sent before the stream is read."""
+        call = self._transport.watch_events(watch_message(watched))
+        return EventStream(call, with_token_ids=watched.with_token_ids)
+
 
 class AsyncControllerClient(AsyncClient):
     """ControllerClient's twin for asyncio; made inside the running loop."""
@@ -176,3 +211,46 @@ class AsyncControllerClient(AsyncClient):
     ) -> results.Flushed:
         """Drops all cached content of a pool; BLOCKS_IN_USE while any block is held."""
         return await self._transport.call(calls.flush_pool(pool_name), timeout_s=timeout_s)
+
+    async def evict_blocks(
+        self,
+        pool_name: str,
+        *,
+        block_ids: SequenceOf[int] = (),
+        hashes_hex: SequenceOf[str] = (),
+        timeout_s: float | None = None,
+    ) -> results.Evicted:
+        """Takes blocks out of the cache, by id or digest, with everything behind them."""
+        call = calls.evict_blocks(pool_name, block_ids=block_ids, hashes_hex=hashes_hex)
+        return await self._transport.call(call, timeout_s=timeout_s)
+
+    async def verify_pool(
+        self, pool_name: str, *, timeout_s: float | None = None
+    ) -> results.Verified:
+        """Checks every invariant of a pool; INVARIANT_BROKEN where one does not hold."""
+        return await self._transport.call(calls.verify_pool(pool_name), timeout_s=timeout_s)
+
+    async def published(
+        self, pool_name: str, *, timeout_s: float | None = None
+    ) -> results.Published:
+        """Lists the published digests, which events behind the result's revision complete."""
+        page_token, first, hashes_hex = "", None, set[str]()
+        while first is None or page_token:
+            page = await self._transport.call(
+                calls.published(page_token, pool_name=pool_name), timeout_s=timeout_s
+            )
+            first = first or page
+            hashes_hex.update(page.rows)
+            page_token = page.next_page_token
+        return _published(first, hashes_hex)
+
+    def watch_events(self, watched: Watched) -> AsyncEventStream:
+        """Starts to follow a pool's events; nothing is sent before the stream is read."""
+        call = self._transport.watch_events(watch_message(watched))
+        return AsyncEventStream(call, with_token_ids=watched.with_token_ids)
+
+
+def _published(first: results.Page[str], hashes_hex: set[str]) -> results.Published:
+    assert first.epoch is not None
+    assert first.revision is not None
+    return results.Published(first.epoch, first.revision, frozenset(hashes_hex))

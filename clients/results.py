@@ -228,12 +228,44 @@ class Flushed:
 
 
 @dataclass(frozen=True, slots=True)
+class Evicted:
+    """Cached blocks that were dropped by name, those behind them included; some are still held."""
+
+    dropped_block_count: int
+    held_block_count: int
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A pool's invariants were checked, and hold."""
+
+    epoch: int
+    revision: int
+    invariants: tuple[str, ...]
+    block_count: int
+    cached_block_count: int
+    digest_count: int
+    sequence_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Digests of published blocks, to be brought up to date by the events behind `revision`."""
+
+    epoch: int
+    revision: int
+    hashes_hex: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Page(Generic[RowT]):
     """Rows of a listing; an empty `next_page_token` is the end.
 
-    `revision` is the pool's position in its event log, None where the listing has none.
+    `revision` is the pool's position in the event log of `epoch`, None where the listing has none.
     """
 
     rows: tuple[RowT, ...]
     next_page_token: str
     revision: int | None = field(default=None)
+    epoch: int | None = field(default=None)

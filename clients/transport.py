@@ -6,18 +6,19 @@ Both transports raise the same typed errors and fill in the same deadline.
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 from grpc import aio
 from grpc_health.v1 import health_pb2
 
-from prefixd.clients.calls import Call, ResponseT, ResultT
+from prefixd.clients.calls import WATCH_EVENTS_PATH, Call, ResponseT, ResultT
 from prefixd.clients.connection import Connection
 from prefixd.clients.errors import PrefixdError, ServerUnreachable, error_of
 from prefixd.clients.results import Page, RowT
 from prefixd.clients.worker_calls import GENERATE_PATH
-from prefixd.v1 import worker_pb2
+from prefixd.v1 import events_pb2, worker_pb2
 
 HEALTH_WATCH_PATH = "/grpc.health.v1.Health/Watch"
 """Path of the standard health service's stream."""
@@ -62,14 +63,25 @@ class Transport:
 
     def generate(
         self, request: worker_pb2.GenerateRequest, *, timeout_s: float | None
-    ) -> "GenerateCall":
+    ) -> "StreamCall[worker_pb2.GenerateResponse]":
         """Starts an answer's stream; `timeout_s` None waits as long as the answer takes."""
+        return self._stream(GENERATE_PATH, request, worker_pb2.GenerateResponse, timeout_s)
+
+    def watch_events(
+        self, request: events_pb2.WatchEventsRequest
+    ) -> "StreamCall[events_pb2.WatchEventsResponse]":
+        """Starts a watch, which has no deadline."""
+        return self._stream(WATCH_EVENTS_PATH, request, events_pb2.WatchEventsResponse, None)
+
+    def _stream(
+        self, path: str, request: Message, response_type: type[ResponseT], timeout_s: float | None
+    ) -> "StreamCall[ResponseT]":
         method = self._channel.unary_stream(
-            GENERATE_PATH,
-            request_serializer=worker_pb2.GenerateRequest.SerializeToString,
-            response_deserializer=worker_pb2.GenerateResponse.FromString,
+            path,
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=response_type.FromString,
         )
-        return GenerateCall(method(request, timeout=timeout_s), self.connection.address)
+        return StreamCall(method(request, timeout=timeout_s), self.connection.address)
 
     def wait_until_serving(self, *, timeout_s: float) -> None:
         """Waits for the server's health to be SERVING; ServerUnreachable after `timeout_s`."""
@@ -98,13 +110,13 @@ class Transport:
 
 
 @dataclass(slots=True)
-class GenerateCall:
-    """A running answer of a synchronous channel."""
+class StreamCall(Generic[ResponseT]):
+    """A running stream of a synchronous channel."""
 
-    _call: "grpc.CallIterator[worker_pb2.GenerateResponse]"
+    _call: "grpc.CallIterator[ResponseT]"
     _address: str
 
-    def parts(self) -> Iterator[worker_pb2.GenerateResponse]:
+    def parts(self) -> Iterator[ResponseT]:
         """Yields the parts that are still to come."""
         try:
             yield from self._call
@@ -112,7 +124,7 @@ class GenerateCall:
             raise error_of(error, address=self._address) from error
 
     def cancel(self) -> None:
-        """Ends the call; the worker closes its sequence."""
+        """Ends the call; a worker closes the answer's sequence."""
         self._call.cancel()  # type: ignore[no-untyped-call] # grpc-stubs leave it bare
 
 
@@ -155,14 +167,25 @@ class AsyncTransport:
 
     def generate(
         self, request: worker_pb2.GenerateRequest, *, timeout_s: float | None
-    ) -> "AsyncGenerateCall":
+    ) -> "AsyncStreamCall[worker_pb2.GenerateResponse]":
         """Starts an answer's stream; `timeout_s` None waits as long as the answer takes."""
+        return self._stream(GENERATE_PATH, request, worker_pb2.GenerateResponse, timeout_s)
+
+    def watch_events(
+        self, request: events_pb2.WatchEventsRequest
+    ) -> "AsyncStreamCall[events_pb2.WatchEventsResponse]":
+        """Starts a watch, which has no deadline."""
+        return self._stream(WATCH_EVENTS_PATH, request, events_pb2.WatchEventsResponse, None)
+
+    def _stream(
+        self, path: str, request: Message, response_type: type[ResponseT], timeout_s: float | None
+    ) -> "AsyncStreamCall[ResponseT]":
         method = self._channel.unary_stream(
-            GENERATE_PATH,
-            request_serializer=worker_pb2.GenerateRequest.SerializeToString,
-            response_deserializer=worker_pb2.GenerateResponse.FromString,
+            path,
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=response_type.FromString,
         )
-        return AsyncGenerateCall(method(request, timeout=timeout_s), self.connection.address)
+        return AsyncStreamCall(method(request, timeout=timeout_s), self.connection.address)
 
     async def wait_until_serving(self, *, timeout_s: float) -> None:
         """Waits for the server's health to be SERVING; ServerUnreachable after `timeout_s`."""
@@ -188,13 +211,13 @@ class AsyncTransport:
 
 
 @dataclass(slots=True)
-class AsyncGenerateCall:
-    """A running answer of an asyncio channel."""
+class AsyncStreamCall(Generic[ResponseT]):
+    """A running stream of an asyncio channel."""
 
-    _call: "aio.UnaryStreamCall[worker_pb2.GenerateRequest, worker_pb2.GenerateResponse]"
+    _call: "aio.UnaryStreamCall[Any, ResponseT]"
     _address: str
 
-    async def parts(self) -> AsyncIterator[worker_pb2.GenerateResponse]:
+    async def parts(self) -> AsyncIterator[ResponseT]:
         """Yields the parts that are still to come."""
         try:
             async for part in self._call:
@@ -203,7 +226,7 @@ class AsyncGenerateCall:
             raise error_of(error, address=self._address) from error
 
     def cancel(self) -> None:
-        """Ends the call; the worker closes its sequence."""
+        """Ends the call; a worker closes the answer's sequence."""
         self._call.cancel()
 
 

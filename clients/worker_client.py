@@ -19,12 +19,13 @@ from prefixd.clients.connection import WORKER_ADDRESS_DEFAULT, Connection
 from prefixd.clients.errors import AnswerIncomplete
 from prefixd.clients.transport import (
     AsyncClient,
-    AsyncGenerateCall,
+    AsyncStreamCall,
     AsyncTransport,
-    GenerateCall,
+    StreamCall,
     SyncClient,
     Transport,
 )
+from prefixd.v1 import worker_pb2
 
 OPTIONS_DEFAULT = GenerateOptions()
 """Greedy, with the server's own length limit."""
@@ -36,7 +37,7 @@ class AnswerStream:
     Leaving the `with` block before the end cancels the call, and the worker closes the sequence.
     """
 
-    def __init__(self, call: GenerateCall) -> None:
+    def __init__(self, call: StreamCall[worker_pb2.GenerateResponse]) -> None:
         self._call = call
         self._parts = call.parts()
         self._reader = worker_calls.AnswerReader()
@@ -132,7 +133,7 @@ class WorkerClient(SyncClient):
 class AsyncAnswerStream:
     """AnswerStream's twin for asyncio."""
 
-    def __init__(self, call: AsyncGenerateCall) -> None:
+    def __init__(self, call: AsyncStreamCall[worker_pb2.GenerateResponse]) -> None:
         self._call = call
         self._parts = call.parts()
         self._reader = worker_calls.AnswerReader()

@@ -15,10 +15,9 @@ from prefixd.clients.cli.options import (
     ControllerAddress,
     PoolName,
     WorkerAddress,
+    pool_name_of,
     settings_of,
 )
-from prefixd.clients.controller_client import ControllerClient
-from prefixd.clients.errors import PrefixdError
 
 
 class Subject(StrEnum):
@@ -86,7 +85,7 @@ def sequences(
     Example: prefixd sequences --pool smollm2
     """
     with settings_of(context).controller(controller) as client:
-        found = list(client.sequences(_pool_name(client, pool_name)))
+        found = list(client.sequences(pool_name_of(client, pool_name)))
     if as_json:
         output.print_json(found)
     else:
@@ -105,7 +104,7 @@ def sequence(
     Example: prefixd sequence chat-7
     """
     with settings_of(context).controller(controller) as client:
-        name = _pool_name(client, pool_name)
+        name = pool_name_of(client, pool_name)
         found = client.sequence(pool_name=name, sequence_id=sequence_id)
         if as_json:
             output.print_json(found)
@@ -129,7 +128,7 @@ def blocks(
     """
     wanted = None if state is None else results.BlockState(state.value)
     with settings_of(context).controller(controller) as client:
-        found = list(client.blocks(_pool_name(client, pool_name), state=wanted))
+        found = list(client.blocks(pool_name_of(client, pool_name), state=wanted))
     if as_json:
         output.print_json(found)
     else:
@@ -150,7 +149,7 @@ def block(
     Example: prefixd block 17
     """
     with settings_of(context).controller(controller) as client:
-        found = client.block(pool_name=_pool_name(client, pool_name), block_id=block_id)
+        found = client.block(pool_name=pool_name_of(client, pool_name), block_id=block_id)
     if as_json:
         output.print_json(found)
         return
@@ -170,7 +169,7 @@ def free(
     Example: prefixd free --pool smollm2
     """
     with settings_of(context).controller(controller) as client:
-        found = client.free_blocks(_pool_name(client, pool_name))
+        found = client.free_blocks(pool_name_of(client, pool_name))
     if as_json:
         output.print_json(found)
     else:
@@ -188,20 +187,8 @@ def flush(
     Example: prefixd flush --pool smollm2
     """
     with settings_of(context).controller(controller) as client:
-        found = client.flush_pool(_pool_name(client, pool_name))
+        found = client.flush_pool(pool_name_of(client, pool_name))
     if as_json:
         output.print_json(found)
     else:
         typer.echo(f"dropped {found.dropped_block_count:,} cached blocks")
-
-
-def _pool_name(client: ControllerClient, pool_name: str | None) -> str:
-    """The pool that was named, or the only one that there is."""
-    if pool_name is not None:
-        return pool_name
-    names = [pool.pool_name for pool in client.pools()]
-    if len(names) == 1:
-        return names[0]
-    if not names:
-        raise PrefixdError("the controller has no pool")
-    raise PrefixdError(f"name one of the {len(names)} pools with --pool: {', '.join(names)}")

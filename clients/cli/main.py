@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import typer
 
-from prefixd.clients.cli import answer, inspect, options, serve
+from prefixd.clients.cli import answer, events, inspect, options, serve
 from prefixd.clients.cli.output import print_error
 from prefixd.clients.errors import AddressInvalid, DeadlinePassed, PrefixdError, ServerUnreachable
 
@@ -30,6 +30,9 @@ PANELS: Mapping[str, Sequence[Callable[..., None]]] = {
         inspect.block,
         inspect.free,
         inspect.flush,
+        events.evict,
+        events.verify,
+        events.watch,
     ),
 }
 """Client commands in the order of the help, by the panel that they stand in."""

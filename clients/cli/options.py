@@ -14,6 +14,7 @@ from prefixd.clients.connection import (
     Tls,
 )
 from prefixd.clients.controller_client import ControllerClient
+from prefixd.clients.errors import PrefixdError
 from prefixd.clients.worker_client import WorkerClient
 
 ControllerAddress = Annotated[
@@ -75,6 +76,18 @@ def settings_of(context: typer.Context) -> Settings:
     settings = context.obj
     assert isinstance(settings, Settings)
     return settings
+
+
+def pool_name_of(client: ControllerClient, pool_name: str | None) -> str:
+    """The pool that was named, or the only one that there is."""
+    if pool_name is not None:
+        return pool_name
+    names = [pool.pool_name for pool in client.pools()]
+    if len(names) == 1:
+        return names[0]
+    if not names:
+        raise PrefixdError("the controller has no pool")
+    raise PrefixdError(f"name one of the {len(names)} pools with --pool: {', '.join(names)}")
 
 
 def root(

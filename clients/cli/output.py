@@ -36,6 +36,11 @@ def print_json_line(value: Any) -> None:
     print(json.dumps(_plain(value), ensure_ascii=False), flush=True)
 
 
+def print_line(text: str) -> None:
+    """Prints one line of a stream and flushes."""
+    print(text, flush=True)
+
+
 def print_error(message: str) -> None:
     """Prints one line on standard error."""
     print("prefixd: " + " ".join(message.split()), file=sys.stderr)

@@ -7,17 +7,22 @@ from typing import Any
 
 import pytest
 
-from prefixd.clients import answers, results
+from prefixd.clients import answers, events, results
 from prefixd.clients.cli import main
 
 PAGE = Path("docs/command-line.md")
 PRINTED: tuple[Any, ...] = (
     answers.Answer,
     answers.WorkerInfo,
+    events.BlockKey,
+    events.Cleared,
+    events.Removed,
+    events.Stored,
     results.AgeHistogram,
     results.Block,
     results.BlockHolders,
     results.BlockTable,
+    results.Evicted,
     results.Flushed,
     results.FreeOrder,
     results.Identity,
@@ -29,6 +34,7 @@ PRINTED: tuple[Any, ...] = (
     results.Sequence,
     results.SequenceTables,
     results.ServerInfo,
+    results.Verified,
 )
 
 
@@ -54,6 +60,7 @@ def test_every_enum_value_is_documented(words: set[str]) -> None:
         results.KvGroupKind,
     ):
         assert {name.value for name in names} <= words
+    assert set(events.KINDS.values()) <= words
 
 
 def test_every_exit_code_is_documented(repository_folder: Path) -> None:

@@ -328,12 +328,12 @@ class NaivePool:
         """Lets copies that have just been written take the places of idle and pending twins, the
         oldest first."""
         for copy in list(self.copy_blocks):
-            place = self._place_of_copy(copy)
+            place = self.place_of_copy(copy)
             written = self.written_copies_of(place)
             if written:
                 self._enter(place, self.oldest(written))
 
-    def _place_of_copy(self, copy: BlockId) -> Place:
+    def place_of_copy(self, copy: BlockId) -> Place:
         sequence = next(
             one for one in self.sequences.values() if copy in one.table[: one.completed]
         )
@@ -398,28 +398,3 @@ class NaivePool:
             sequence.cacheable = False
             sequence.sealed_at = 0
         return dropped
-
-    def evict(self, blocks: set[BlockId]) -> tuple[int, int]:
-        """Takes named blocks, or the places of named copies, out of the index with all that is
-        behind them (S19); sequences that have some share nothing more. Returns how many were
-        dropped, and how many of these are held."""
-        named = {place for place, block in self.index.items() if block in blocks}
-        named |= {self._place_of_copy(copy) for copy in self.copy_blocks if copy in blocks}
-        doomed = [
-            place for place in self.index if any(place[: len(top)] == top for top in named)
-        ]
-        doomed_blocks = {self.index[place] for place in doomed}
-        for place in doomed:
-            doomed_blocks.update(self.copies_of(place))
-        held = sum(self.index[place] in self.reference_counts() for place in doomed)
-        for sequence in self.sequences.values():
-            at = [index for index, block in enumerate(sequence.table) if block in doomed_blocks]
-            if at:
-                sequence.sealed_at = min(sequence.shared_count, at[0])
-                sequence.cacheable = False
-        for place in doomed:
-            del self.index[place]
-        for block in doomed_blocks:
-            del self.step_of_block[block]
-        self.copy_blocks = [copy for copy in self.copy_blocks if copy not in doomed_blocks]
-        return len(doomed), held

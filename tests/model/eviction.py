@@ -1,0 +1,28 @@
+"""Eviction by name on the naive model."""
+
+from prefixd.controller.core.messages import BlockId
+from tests.model.naive import NaivePool
+
+
+def evict(pool: NaivePool, blocks: set[BlockId]) -> tuple[int, int]:
+    """Takes named blocks, or the places of named copies, out of the index with all that is
+    behind them (S19); sequences that have some share nothing more. Returns how many were
+    dropped, and how many of these are held."""
+    named = {place for place, block in pool.index.items() if block in blocks}
+    named |= {pool.place_of_copy(copy) for copy in pool.copy_blocks if copy in blocks}
+    doomed = [place for place in pool.index if any(place[: len(top)] == top for top in named)]
+    doomed_blocks = {pool.index[place] for place in doomed}
+    for place in doomed:
+        doomed_blocks.update(pool.copies_of(place))
+    held = sum(pool.index[place] in pool.reference_counts() for place in doomed)
+    for sequence in pool.sequences.values():
+        at = [index for index, block in enumerate(sequence.table) if block in doomed_blocks]
+        if at:
+            sequence.sealed_at = min(sequence.shared_count, at[0])
+            sequence.cacheable = False
+    for place in doomed:
+        del pool.index[place]
+    for block in doomed_blocks:
+        del pool.step_of_block[block]
+    pool.copy_blocks = [copy for copy in pool.copy_blocks if copy not in doomed_blocks]
+    return len(doomed), held
