@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 SAMPLES_MAX = 32
 """Answers to one prompt, and beams of one search."""
+LENGTH_PENALTY_MAX = 10.0
+"""Largest length penalty of a beam search, and its negative the smallest."""
 DRAFT_TOKENS_MAX = 16
 """Tokens that prompt lookup guesses ahead of one step."""
 STOP_STRINGS_MAX = 16

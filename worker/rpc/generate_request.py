@@ -5,11 +5,13 @@ from dataclasses import dataclass
 
 from prefixd.v1 import worker_pb2
 from prefixd.worker.answer import AnswerLimits, FinishReason
+from prefixd.worker.beam import BeamOptions
 from prefixd.worker.errors import WorkerError, field_invalid
 from prefixd.worker.limits import (
     CACHE_SALT_LENGTH_MAX,
     DRAFT_TOKENS_MAX,
     FORK_NAME_BYTES_MAX,
+    LENGTH_PENALTY_MAX,
     SAMPLES_MAX,
     SEQUENCE_ID_BYTES_MAX,
     STOP_STRING_LENGTH_MAX,
@@ -44,9 +46,11 @@ class RequestShape:
 
     Attributes:
         sample_count: answers that are sent.
+        beam: how they are searched; None: they are drawn.
     """
 
     sample_count: int
+    beam: BeamOptions | None
 
 
 def read_shape(request: worker_pb2.GenerateRequest) -> RequestShape:
@@ -61,14 +65,37 @@ def read_shape(request: worker_pb2.GenerateRequest) -> RequestShape:
     )
     sample_count = request.sample_count or 1
     byte_count = len(request.sequence_id.encode())
-    byte_count_max = SEQUENCE_ID_BYTES_MAX - (FORK_NAME_BYTES_MAX if sample_count > 1 else 0)
+    beam = _read_beam(request, sample_count) if request.HasField("beam_search") else None
+    has_forks = sample_count > 1 or beam is not None
+    byte_count_max = SEQUENCE_ID_BYTES_MAX - (FORK_NAME_BYTES_MAX if has_forks else 0)
     if byte_count > byte_count_max:
         raise field_invalid(
             "sequence_id",
             f"a sequence id of {byte_count} bytes, but at most {byte_count_max} are taken",
             numbers={"byte_count": byte_count, "byte_count_max": byte_count_max},
         )
-    return RequestShape(sample_count)
+    return RequestShape(sample_count, beam)
+
+
+def _read_beam(request: worker_pb2.GenerateRequest, sample_count: int) -> BeamOptions:
+    search = request.beam_search
+    _check_range("beam_search.beam_count", search.beam_count, low=2, high=SAMPLES_MAX)
+    _check_range("sample_count", sample_count, low=1, high=search.beam_count)
+    penalty = _as_written(search.length_penalty) if search.HasField("length_penalty") else 1.0
+    if not -LENGTH_PENALTY_MAX <= penalty <= LENGTH_PENALTY_MAX:  # also refuses NaN
+        raise field_invalid(
+            "beam_search.length_penalty",
+            f"length_penalty is {penalty}, but must be between -{LENGTH_PENALTY_MAX:g} and"
+            f" {LENGTH_PENALTY_MAX:g}",
+        )
+    for field, is_set in (
+        ("sampling.temperature", request.sampling.temperature != 0),
+        ("stop_strings", bool(request.stop_strings)),
+        ("draft_token_count_max", request.draft_token_count_max != 0),
+    ):
+        if is_set:
+            raise field_invalid(field, f"beam search goes without {field}")
+    return BeamOptions(search.beam_count, penalty, sample_count)
 
 
 def seed_of_sample(seed: int, *, index: int) -> int:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from prefixd.v1 import worker_pb2
 from prefixd.worker.answer import Answer, AnswerLimits, PartStream
+from prefixd.worker.beam import BeamGeneration
 from prefixd.worker.detokenizer import Detokenizer
 from prefixd.worker.errors import WorkerError, field_invalid
 from prefixd.worker.generation import Generation, SampledGeneration
@@ -57,6 +58,15 @@ class GenerationFactory:
         limits = read_limits(request, self._bounds, prompt_token_count=len(token_ids))
         if limits.stop_strings and not self._reader.has_tokenizer:
             raise WorkerError("UNSUPPORTED", "the model has no tokenizer, so no stop strings")
+        if shape.beam is not None:
+            return BeamGeneration(
+                self._sequence(request, token_ids, limits),
+                shape.beam,
+                limits,
+                PartStream(answer_count=shape.sample_count),
+                decode=self._reader.decode,
+                arrival_s=arrival_s,
+            )
         return self._sampled(request, shape, token_ids, limits, arrival_s)
 
     def _check_lora(self, name: str) -> None:
