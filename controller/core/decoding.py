@@ -2,8 +2,9 @@
 
 A regular row supplies at most one token, of a position that was scheduled before or is now, and
 has a block or can get one. Where all rows of an entry are regular, none can be refused, so their
-columns are changed all at once and the reply waits for nothing that goes row by row. Otherwise
-every row goes one by one, in order.
+columns are changed all at once and the reply waits for nothing that goes row by row. Otherwise this
+is done with the quiet rows, the regular ones that neither need nor complete a block: they touch
+nothing that other rows see. The others go one by one, in order.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from prefixd.controller.core.errors import (
     SequenceNotFound,
     TokenBudgetSpent,
 )
-from prefixd.controller.core.index import Match
+from prefixd.controller.core.match import Match
 from prefixd.controller.core.messages import (
     BlockCopy,
     DecodeEntry,
@@ -39,17 +40,23 @@ from prefixd.controller.core.state import DecodedBatch, PoolState, StepContext
 def decode(state: PoolState, step: StepContext, entry: DecodeEntry) -> DecodeOutcome:
     """Schedule one position per row; a row that cannot be is deferred and changes nothing."""
     row_count = len(entry.handles)
-    has_budget = step.budget_left is None or step.budget_left >= row_count
-    rows = state.rows.rows_of(entry.handles) if has_budget else None
-    if rows is not None and _are_regular(state, entry, rows):
-        return _decode_regular(state, step, entry, rows)
+    token_ends = np.cumsum(entry.token_counts)
+    one_by_one: IntArray = np.arange(row_count)
+    if step.budget_left is None or step.budget_left >= row_count:
+        rows, is_open = state.rows.rows_of(entry.handles)
+        is_regular = is_open & _are_regular(state, entry, rows)
+        if is_regular.all() and _have_blocks(state, entry, rows):
+            return _decode_regular(state, step, entry, rows)
+        is_quiet = is_regular & _are_quiet(state, entry, rows)
+        quiet = np.flatnonzero(is_quiet)
+        _decode_regular(state, step, _selected(entry, quiet, token_ends), rows[quiet])
+        one_by_one = np.flatnonzero(~is_quiet)
     new_block_ids = np.zeros(row_count, dtype=np.int64)
     copies: list[BlockCopy] = []
-    token_ends = np.cumsum(entry.token_counts).tolist()
     deferred: list[DeferredRow] = []
-    for index in range(row_count):
+    for index in one_by_one.tolist():
         try:
-            new_block = _apply_row(state, step, entry, index, token_ends[index])
+            new_block = _apply_row(state, step, entry, index, int(token_ends[index]))
         except CacheError as error:
             numbers = error.numbers
             deferred.append(
@@ -68,8 +75,8 @@ def decode(state: PoolState, step: StepContext, entry: DecodeEntry) -> DecodeOut
     return DecodeOutcome((new_block_ids,), tuple(deferred), tuple(copies))
 
 
-def _are_regular(state: PoolState, entry: DecodeEntry, rows: IntArray) -> bool:
-    """Tell whether all rows are regular and the supply suffices for those that need a block."""
+def _are_regular(state: PoolState, entry: DecodeEntry, rows: IntArray) -> npt.NDArray[np.bool_]:
+    """Tell which rows are regular, as far as their own columns show it."""
     columns = state.columns
     known = entry.known_count_before
     scheduled = entry.scheduled_count_before
@@ -79,10 +86,34 @@ def _are_regular(state: PoolState, entry: DecodeEntry, rows: IntArray) -> bool:
     is_regular &= scheduled >= known
     is_regular &= ~columns.cut[rows]
     is_regular &= ~columns.shares_tail[rows]
-    if not is_regular.all():
-        return False
-    capacity = columns.capacity[rows]
-    needs_block = scheduled >= capacity
+    return is_regular
+
+
+def _are_quiet(state: PoolState, entry: DecodeEntry, rows: IntArray) -> npt.NDArray[np.bool_]:
+    """Tell which regular rows neither need nor complete a block."""
+    completed_counts = entry.known_count_before + entry.token_counts
+    completes = (entry.token_counts > 0) & (completed_counts % state.spec.block_size == 0)
+    is_quiet: npt.NDArray[np.bool_] = entry.scheduled_count_before < state.columns.capacity[rows]
+    is_quiet &= ~completes
+    return is_quiet
+
+
+def _selected(entry: DecodeEntry, indexes: IntArray, token_ends: IntArray) -> DecodeEntry:
+    """Return some rows of an entry, of at most one token each."""
+    token_counts = entry.token_counts[indexes]
+    return DecodeEntry(
+        handles=entry.handles[indexes],
+        scheduled_count_before=entry.scheduled_count_before[indexes],
+        known_count_before=entry.known_count_before[indexes],
+        token_counts=token_counts,
+        token_ids=entry.token_ids[token_ends[indexes][token_counts > 0] - 1],
+    )
+
+
+def _have_blocks(state: PoolState, entry: DecodeEntry, rows: IntArray) -> bool:
+    """Tell whether all regular rows that need a block can get one."""
+    scheduled = entry.scheduled_count_before
+    needs_block = scheduled >= state.columns.capacity[rows]
     needed_count = int(np.count_nonzero(needs_block))
     if needed_count == 0:
         return True

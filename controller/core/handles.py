@@ -3,6 +3,7 @@
 from collections.abc import Iterator, MutableMapping
 
 import numpy as np
+import numpy.typing as npt
 
 from prefixd.controller.core.messages import IntArray
 
@@ -52,10 +53,14 @@ class HandleRows(MutableMapping[int, int]):
     def __delitem__(self, handle: int) -> None:
         self._handles[self._rows.pop(handle)] = _NOBODY
 
-    def rows_of(self, handles: IntArray) -> IntArray | None:
-        """Return the row of each handle; None where one of them is not entered."""
+    def rows_of(self, handles: IntArray) -> tuple[IntArray, npt.NDArray[np.bool_]]:
+        """Return a row for each handle, and whether it is the handle's: whether it is entered."""
         rows: IntArray = self._near[handles & (len(self._near) - 1)]
-        if (self._handles[rows] == handles).all():
-            return rows
-        found = list(map(self._rows.get, handles.tolist()))
-        return None if None in found else np.array(found, dtype=np.int64)
+        is_entered: npt.NDArray[np.bool_] = self._handles[rows] == handles
+        if not is_entered.all():
+            for index in np.flatnonzero(~is_entered).tolist():
+                row = self._rows.get(int(handles[index]))
+                if row is not None:
+                    rows[index] = row
+                    is_entered[index] = True
+        return rows, is_entered

@@ -31,12 +31,11 @@ def test_batch_finds_what_single_look_ups_find(
             free_rows.append(expected.pop(handle))
             del rows[handle]
     assert dict(rows) == expected
-    found = rows.rows_of(np.array(batch, dtype=np.int64))
-    if all(handle in expected for handle in batch):
-        assert found is not None
-        assert found.tolist() == [expected[handle] for handle in batch]
-    else:
-        assert found is None
+    found, is_entered = rows.rows_of(np.array(batch, dtype=np.int64))
+    assert is_entered.tolist() == [handle in expected for handle in batch]
+    assert found[is_entered].tolist() == [
+        expected[handle] for handle in batch if handle in expected
+    ]
 
 
 def test_batch_that_shares_low_bits_is_found() -> None:
@@ -45,13 +44,12 @@ def test_batch_that_shares_low_bits_is_found() -> None:
     handles = [number * 2**20 for number in range(700)]
     for row, handle in enumerate(handles):
         rows[handle] = row
-    found = rows.rows_of(np.array(handles, dtype=np.int64))
-    assert found is not None
+    found, is_entered = rows.rows_of(np.array(handles, dtype=np.int64))
+    assert is_entered.all()
     assert found.tolist() == list(range(700))
 
 
 def test_empty_batch_has_no_rows() -> None:
     """No handle, no row."""
-    found = HandleRows().rows_of(np.array([], dtype=np.int64))
-    assert found is not None
-    assert len(found) == 0
+    found, is_entered = HandleRows().rows_of(np.array([], dtype=np.int64))
+    assert len(found) == len(is_entered) == 0
