@@ -130,3 +130,33 @@ def test_two_workers_with_different_models_share_a_controller(
     assert [a.token_ids for a in again] == [one.token_ids, two.token_ids]
     last = len(prompt) - 1
     assert [a.finished.cached_token_count for a in again] == [last // 4 * 4, last // 16 * 16]
+
+
+def test_s10_sixteen_cold_prompts_prefill_little_more_than_one(
+    tiny_folder: Path, controller: ControllerThread
+) -> None:
+    """S10: sixteen equal prompts of 1,024 tokens at once compute 1,024 tokens and 15 blocks."""
+    chooser = random.Random(9)
+    prompt = [chooser.randrange(256) for _ in range(1_024)]
+    requests = [
+        tokens_request(
+            prompt,
+            token_count_max=8,
+            ignore_end_of_sequence=True,
+            sampling=worker_pb2.SamplingOptions(temperature=0.8, seed=seed),
+        )
+        for seed in range(16)
+    ]
+    config = WorkerConfig(controller=controller.address, pool_name="alone")
+    runner = strict_runner(tiny_folder, block_count=128, block_size=16)
+    with worker_thread(config, runner) as (_, client):
+        alone = [client.generate(one).token_ids for one in requests]
+    config = WorkerConfig(controller=controller.address, pool_name="sixteen")
+    runner = strict_runner(tiny_folder, block_count=128, block_size=16)
+    with worker_thread(config, runner) as (_, client):
+        answers = together(client, requests)
+        info = client.info()
+
+    assert [answer.token_ids for answer in answers] == alone
+    assert len(set(alone)) == 16
+    assert info.prefill_token_count <= 1_024 + 15 * 16
