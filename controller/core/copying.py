@@ -1,9 +1,15 @@
-"""Copy on write: a block that forks share is copied before one of them writes into it (S16)."""
+"""Copies of blocks, made before a step's forward pass (S16).
+
+On write: a block that forks share is copied before one of them writes into it. Of a partial match:
+the matched tokens are copied into the first new block of the sequence.
+"""
 
 from dataclasses import dataclass
 
 from prefixd.controller.core.errors import CopyInSameStep
+from prefixd.controller.core.match import PartialMatch
 from prefixd.controller.core.messages import BlockCopy, BlockId
+from prefixd.controller.core.node import Lane
 from prefixd.controller.core.sequences import Sequence
 from prefixd.controller.core.state import PoolState, StepContext
 
@@ -83,6 +89,38 @@ def copy_tail(
         target_block_id=BlockId(target_block_id),
         token_count=tail.token_count,
         block_index=tail.block_index,
+    )
+
+
+def keep_source(state: PoolState, step: StepContext, partial: PartialMatch) -> Lane:
+    """Keep a partially matched block for this step; the hit refreshes it (S18, S22).
+
+    The match in front of it must be held already. Returns the block's own lane.
+    """
+    lane = state.index.isolate(partial)
+    state.supply.keep_source(lane, now_ms=step.now_ms, step_id=step.step_id)
+    return lane
+
+
+def copy_partial(
+    state: PoolState,
+    step: StepContext,
+    sequence: Sequence,
+    partial: PartialMatch,
+    source: Lane,
+    target_block_id: int,
+) -> BlockCopy:
+    """Return the copy of a partial match into the block that comes next in the table."""
+    state.supply.note_target(target_block_id)
+    state.columns.planned_step_id[sequence.row] = step.step_id
+    step.copy_count += 1
+    return BlockCopy(
+        handle=sequence.handle,
+        group_index=0,
+        source_block_id=BlockId(source.block_ids[0]),
+        target_block_id=BlockId(target_block_id),
+        token_count=partial.token_count,
+        block_index=sequence.block_count,
     )
 
 

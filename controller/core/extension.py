@@ -3,7 +3,8 @@
 from prefixd.controller.core import limits
 from prefixd.controller.core.copying import shared_tail
 from prefixd.controller.core.errors import LimitExceeded, PositionMismatch, SequenceNotFound
-from prefixd.controller.core.index import Match
+from prefixd.controller.core.match import Match
+from prefixd.controller.core.matching import find_prefix
 from prefixd.controller.core.messages import ExtendEntry, ExtendOutcome
 from prefixd.controller.core.scheduling import Demand, allot, grant
 from prefixd.controller.core.sequences import Sequence, pack_tokens
@@ -36,25 +37,24 @@ def extend_sequence(state: PoolState, step: StepContext, entry: ExtendEntry) -> 
     start = int(columns.scheduled[row])
     if entry.rollback_to_token_count is not None:
         start = entry.rollback_to_token_count
-    match = _lost_prefix(state, sequence, entry, known_count)
     allotment = allot(
         state,
         step,
         Demand(
-            start_token=start + match.block_count * state.spec.block_size,
+            start_token=start,
             end_token=known_count + entry.draft_token_count,
             token_count_max=entry.schedule_token_count_max,
             lookahead_slot_count=entry.lookahead_slot_count,
             must_fit_token_count=0,
             table_block_count=sequence.block_count,
-            match=match,
+            match=_lost_prefix(state, step, sequence, entry),
             shared_tail=shared_tail(state, sequence, position=start),
         ),
     )
     if entry.rollback_to_token_count is not None:
         _roll_back(state, row, position=start)
     if columns.cut[row]:
-        _resume(state, sequence, match)
+        _resume(state, sequence, allotment.match)
     columns.add_tokens(sequence, entry.token_ids)
     return ExtendOutcome(grant(state, step, sequence, allotment))
 
@@ -72,17 +72,18 @@ def _check_positions(state: PoolState, sequence: Sequence, entry: ExtendEntry) -
 
 
 def _lost_prefix(
-    state: PoolState, sequence: Sequence, entry: ExtendEntry, known_count: int
+    state: PoolState, step: StepContext, sequence: Sequence, entry: ExtendEntry
 ) -> Match:
     """Match what a cut sequence lost, as an open would; empty for any other."""
     start_block = sequence.indexed_count
     if not state.columns.cut[sequence.row] or sequence.uncacheable or sequence.skip_cache_read:
         return Match(start_block)
     packed_tokens = state.columns.known_tokens(sequence) + pack_tokens(entry.token_ids)
-    return state.index.match(
+    return find_prefix(
+        state,
         sequence.keys,
         packed_tokens,
-        end_block=(known_count - 1) // state.spec.block_size,
+        step_id=step.step_id,
         start_block=start_block,
         leaf=sequence.leaf,
     )
@@ -101,7 +102,7 @@ def _resume(state: PoolState, sequence: Sequence, match: Match) -> None:
     row = sequence.row
     block_size = state.spec.block_size
     columns.cut[row] = False
-    start_count = (sequence.indexed_count + match.block_count) * block_size
+    start_count = sequence.indexed_count * block_size + match.token_count(block_size)
     published_count = (sequence.indexed_count + match.published_count) * block_size
     columns.written[row] = max(int(columns.written[row]), published_count)
     recomputed_count = max(0, sequence.lost_count - start_count)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from prefixd.controller.core.digests import DigestWork
 from prefixd.controller.core.events import EventLog
 from prefixd.controller.core.free_order import FreeOrder
 from prefixd.controller.core.identity import RootKey, SequenceKeys
+from prefixd.controller.core.match import Match, PartialMatch
 from prefixd.controller.core.messages import StepId
 from prefixd.controller.core.node import Lane, Node, PendingRun, Root
 from prefixd.controller.core.sequences import TOKEN_BYTES, Sequence
@@ -23,22 +23,6 @@ from prefixd.controller.core.step_log import EXECUTED
 
 WrittenRun = tuple[StepId, int]
 """Blocks up to an end index that one step writes; EXECUTED where they are written already."""
-
-
-@dataclass(slots=True)
-class Match:
-    """The longest run of indexed blocks behind a table of `start_block` blocks.
-
-    `last_count` blocks of the last node match; `published_count` counts the leading written blocks,
-    `idle_count` those that could be handed out instead: nobody holds them or withholds them (S22).
-    """
-
-    start_block: int
-    path: list[Node] = field(default_factory=list)
-    last_count: int = 0
-    block_count: int = 0
-    published_count: int = 0
-    idle_count: int = 0
 
 
 class PrefixIndex:
@@ -169,6 +153,12 @@ class PrefixIndex:
             node = self.split(node, 1)
         node.lane.holder_count += 1
         return node.lane
+
+    def isolate(self, partial: PartialMatch) -> Lane:
+        """Give a partially matched block a lane of its own, once the match before it is held."""
+        # Holding split the last matched node, so the block is its node's first one now.
+        node = partial.node
+        return (self.split(node, 1) if node.block_count > 1 else node).lane
 
     def split(self, node: Node, block_count: int) -> Node:
         """Split a node behind its first blocks; returns the new upper node."""

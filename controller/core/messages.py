@@ -76,7 +76,10 @@ class GroupSpec:
 
 @dataclass(frozen=True, slots=True)
 class PoolSpec:
-    """What a driver registers."""
+    """What a driver registers.
+
+    `sub_block_reuse`: a match may end inside a block, whose matched tokens are copied.
+    """
 
     pool_name: str
     block_count: int
@@ -87,6 +90,7 @@ class PoolSpec:
     kv_format: str = ""
     vocabulary_size: int = 0
     caching_disabled: bool = False
+    sub_block_reuse: bool = False
     lease_ms: int | None = None
     worker_address: str = ""
 

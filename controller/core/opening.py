@@ -1,11 +1,11 @@
 """Opening and closing sequences."""
 
-import numpy as np
-
+from prefixd.controller.core.awaiting import find_awaited
 from prefixd.controller.core.errors import Draining, SequenceNotFound
 from prefixd.controller.core.forking import check_names
 from prefixd.controller.core.identity import SequenceKeys, sequence_keys
-from prefixd.controller.core.index import Match
+from prefixd.controller.core.match import Match
+from prefixd.controller.core.matching import find_prefix
 from prefixd.controller.core.messages import (
     AwaitPrefix,
     CloseEntry,
@@ -36,20 +36,18 @@ def open_sequence(
     uncacheable = state.spec.caching_disabled or entry.identity.has_unknown_fields
     match = Match(start_block=0)
     if not uncacheable and not entry.skip_cache_read:
-        end_block = (token_count - 1) // block_size
-        match = state.index.match(keys, packed_tokens, end_block=end_block)
+        match = find_prefix(state, keys, packed_tokens, step_id=step.step_id)
         if entry.await_token_count_min > 0:
-            awaiting = _awaiting(state, keys, packed_tokens, match, end_block=end_block)
+            awaiting = find_awaited(state, keys, packed_tokens, match, step_id=step.step_id)
             if awaiting is not None and (
                 awaiting.awaitable_token_count >= entry.await_token_count_min
             ):
                 return awaiting
-    matched_count = match.block_count * block_size
     allotment = allot(
         state,
         step,
         Demand(
-            start_token=matched_count,
+            start_token=0,
             end_token=token_count,
             token_count_max=entry.schedule_token_count_max,
             lookahead_slot_count=entry.lookahead_slot_count,
@@ -58,15 +56,16 @@ def open_sequence(
             match=match,
         ),
     )
+    match = allotment.match
     sequence = _add_sequence(state, entry, keys)
     sequence.uncacheable = uncacheable
-    published_count = match.published_count * block_size
-    state.columns.written[sequence.row] = published_count
-    sequence.cached_count = matched_count
+    state.columns.written[sequence.row] = match.published_count * block_size
+    sequence.cached_count = match.token_count(block_size)
     _count(state, sequence, token_count)
     _count_hit_ages(state, step, match)
     plan = grant(state, step, sequence, allotment)
-    return OpenOutcome(plan, published_count, matched_count - published_count)
+    published_count = match.published_token_count(block_size)
+    return OpenOutcome(plan, published_count, sequence.cached_count - published_count)
 
 
 def _add_sequence(state: PoolState, entry: OpenEntry, keys: SequenceKeys) -> Sequence:
@@ -111,67 +110,11 @@ def _count_hit_ages(state: PoolState, step: StepContext, match: Match) -> None:
             age_ms=step.now_ms - lane.last_use_ms if lane.is_linked else 0,
             block_count=match.last_count if is_last else node.block_count,
         )
-
-
-def _awaiting(
-    state: PoolState,
-    keys: SequenceKeys,
-    packed_tokens: bytes,
-    match: Match,
-    *,
-    end_block: int,
-) -> AwaitPrefix | None:
-    """Find the sequence whose known tokens will provide the most further matching ones (S10)."""
-    best_count = match.block_count
-    best: Sequence | None = None
-    columns = state.columns
-    for sequence in state.sequences.values():
-        row = sequence.row
-        is_prefilling = columns.scheduled[row] < columns.known[row]
-        if not is_prefilling or sequence.uncacheable or sequence.keys.root_key != keys.root_key:
-            continue
-        count = _common_block_count(
-            state, sequence, keys, packed_tokens, at=match.block_count, end_block=end_block
+    if match.partial is not None:
+        lane = match.partial.node.lane
+        state.statistics.age_at_hit.add(
+            age_ms=step.now_ms - lane.last_use_ms if lane.is_linked else 0, block_count=1
         )
-        if count > best_count:
-            best_count = count
-            best = sequence
-    if best is None:
-        return None
-    block_size = state.spec.block_size
-    published_count = match.published_count * block_size
-    matched_count = match.block_count * block_size
-    return AwaitPrefix(
-        published_token_count=published_count,
-        pending_token_count=matched_count - published_count,
-        awaitable_token_count=best_count * block_size - matched_count,
-        handle=best.handle,
-    )
-
-
-def _common_block_count(
-    state: PoolState,
-    sequence: Sequence,
-    keys: SequenceKeys,
-    packed_tokens: bytes,
-    *,
-    at: int,
-    end_block: int,
-) -> int:
-    block_bytes = state.index.block_bytes
-    count = min(end_block, len(sequence.full_tokens) // block_bytes)
-    if count <= at:
-        return 0
-    ours = np.frombuffer(packed_tokens[: count * block_bytes], dtype=np.uint32)
-    theirs = np.frombuffer(bytes(sequence.full_tokens[: count * block_bytes]), dtype=np.uint32)
-    different = np.flatnonzero(ours != theirs)
-    if len(different):
-        count = int(different[0]) // state.spec.block_size
-    if keys.varied_keys or sequence.keys.varied_keys:
-        for block_index in range(count):
-            if sequence.varied_keys(block_index) != keys.varied_keys.get(block_index, ()):
-                return block_index
-    return count
 
 
 def close_sequence(state: PoolState, step: StepContext, entry: CloseEntry) -> CloseOutcome:

@@ -16,6 +16,7 @@ from prefixd.controller.core.failure import cut_unwritten
 from prefixd.controller.core.forking import fork_sequence
 from prefixd.controller.core.hashing import Hasher
 from prefixd.controller.core.identity import sequence_keys
+from prefixd.controller.core.matching import find_prefix
 from prefixd.controller.core.messages import (
     CloseEntry,
     CutSequence,
@@ -163,11 +164,11 @@ class Pool:
             return PrefixMatch(0, 0)
         block_size = self.spec.block_size
         keys = sequence_keys(identity, model_version=self.model_version, block_size=block_size)
-        match = self.state.index.match(
-            keys, pack_tokens(token_ids), end_block=(len(token_ids) - 1) // block_size
+        match = find_prefix(
+            self.state, keys, pack_tokens(token_ids), step_id=self.state.log.next_id
         )
-        pending_count = match.block_count - match.published_count
-        return PrefixMatch(match.published_count * block_size, pending_count * block_size)
+        published_count = match.published_token_count(block_size)
+        return PrefixMatch(published_count, match.token_count(block_size) - published_count)
 
     def flush(self) -> int:
         """Empty the index (S21) and return the number of dropped blocks.

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from prefixd.controller.core import limits
 from prefixd.controller.core.completion import complete_blocks
-from prefixd.controller.core.copying import SharedTail, copy_tail, note_tail
+from prefixd.controller.core.copying import (
+    SharedTail,
+    copy_partial,
+    copy_tail,
+    keep_source,
+    note_tail,
+)
 from prefixd.controller.core.errors import (
     LimitExceeded,
     PoolExhausted,
     SequenceExceedsPool,
     TokenBudgetSpent,
 )
-from prefixd.controller.core.index import Match
+from prefixd.controller.core.match import Match
 from prefixd.controller.core.messages import (
     BlockCopy,
     GroupPlan,
@@ -33,9 +39,9 @@ from prefixd.controller.core.state import PoolState, StepContext
 class Demand:
     """What one open or extend asks for.
 
-    Positions [start_token, end_token) are to be scheduled, at most `token_count_max` of them;
-    the table has `table_block_count` blocks and gets the match's. `shared_tail` is the block that
-    a write from `start_token` on would need in a copy.
+    Positions behind `start_token` and the match are to be scheduled up to `end_token`, at most
+    `token_count_max` of them; the table has `table_block_count` blocks and gets the match's.
+    `shared_tail` is the block that a write from `start_token` on would need in a copy.
     """
 
     start_token: int
@@ -70,14 +76,29 @@ def allot(state: PoolState, step: StepContext, demand: Demand) -> Allotment:
     Raises TokenBudgetSpent, LimitExceeded, CopyInSameStep, SequenceExceedsPool or PoolExhausted
     (S11).
     """
-    count = max(0, demand.end_token - demand.start_token)
+    try:
+        return _allot(state, step, demand, demand.match)
+    except PoolExhausted:
+        partial = demand.match.partial
+        if partial is None:
+            raise
+        # A copy is not worth a refusal: its source may be the very block that is missing.
+        idle_count = demand.match.idle_count - partial.is_idle
+        match = replace(demand.match, partial=None, idle_count=idle_count)
+        return _allot(state, step, demand, match)
+
+
+def _allot(state: PoolState, step: StepContext, demand: Demand, match: Match) -> Allotment:
+    block_size = state.spec.block_size
+    start = demand.start_token + match.token_count(block_size)
+    count = max(0, demand.end_token - start)
     if demand.token_count_max is not None:
         count = min(count, demand.token_count_max)
     if step.budget_left is not None and count > step.budget_left:
         if step.budget_left == 0:
             raise TokenBudgetSpent("the step's token budget is used up")
         count = step.budget_left
-    scheduled_end = demand.start_token + count
+    scheduled_end = start + count
     slot_end = scheduled_end + demand.lookahead_slot_count
     if slot_end > limits.TOKENS_PER_SEQUENCE_MAX:
         raise LimitExceeded(
@@ -87,25 +108,24 @@ def allot(state: PoolState, step: StepContext, demand: Demand) -> Allotment:
                 "tokens_per_sequence_max": limits.TOKENS_PER_SEQUENCE_MAX,
             },
         )
-    shared_tail = demand.shared_tail if slot_end > demand.start_token else None
+    shared_tail = demand.shared_tail if slot_end > start else None
     if shared_tail is not None:
         shared_tail.check_ready()
     copy_count = 0 if shared_tail is None else 1
-    block_size = state.spec.block_size
-    table_count = demand.table_block_count + demand.match.block_count
+    table_count = demand.table_block_count + match.block_count
     checked_end = max(scheduled_end, demand.must_fit_token_count) + demand.lookahead_slot_count
     checked_count = ceil_div(checked_end, block_size)
     check_supply(
         state,
         new_block_count=max(0, checked_count - table_count) + copy_count,
         total_block_count=checked_count,
-        match=demand.match,
+        match=match,
     )
     return Allotment(
-        scheduled=TokenRange(demand.start_token, scheduled_end),
+        scheduled=TokenRange(start, scheduled_end),
         slot_end=slot_end,
         new_block_count=max(0, ceil_div(slot_end, block_size) - table_count),
-        match=demand.match,
+        match=match,
         shared_tail=shared_tail,
     )
 
@@ -145,7 +165,10 @@ def grant(
     if allotment.shared_tail is not None:
         own_block_id = state.supply.take_one(now_ms=step.now_ms)
         copies = (copy_tail(state, step, sequence, allotment.shared_tail, own_block_id),)
+    source = None if match.partial is None else keep_source(state, step, match.partial)
     new_block_ids = state.supply.take(allotment.new_block_count, now_ms=step.now_ms)
+    if match.partial is not None and source is not None:
+        copies = (copy_partial(state, step, sequence, match.partial, source, new_block_ids[0]),)
     sequence.private_block_ids.extend(new_block_ids)
     scheduled = allotment.scheduled
     slot_count = sequence.block_count * state.spec.block_size
@@ -158,7 +181,8 @@ def grant(
     plan = SequencePlan(
         handle=sequence.handle,
         cached=TokenRange(
-            cached_start if match.block_count else scheduled.start_token, scheduled.start_token
+            cached_start if match.token_count(state.spec.block_size) else scheduled.start_token,
+            scheduled.start_token,
         ),
         scheduled=scheduled,
         groups=(

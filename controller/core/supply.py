@@ -5,7 +5,8 @@ from __future__ import annotations
 from array import array
 
 from prefixd.controller.core.free_order import FreeOrder, PlainRun
-from prefixd.controller.core.index import Match, PrefixIndex
+from prefixd.controller.core.index import PrefixIndex
+from prefixd.controller.core.match import Match
 from prefixd.controller.core.messages import StepId
 from prefixd.controller.core.node import Lane
 from prefixd.controller.core.sequences import Sequence
@@ -158,6 +159,19 @@ class Supply:
             lane.read_step_id = step_id
             self._leave_lane(lane, uncached, now_ms=now_ms, step_id=step_id)
         self._push_front(uncached, is_read=True)
+
+    def keep_source(self, lane: Lane, *, now_ms: int, step_id: StepId) -> None:
+        """Withhold an indexed block that this step copies from; an idle one is used last now."""
+        lane.read_step_id = step_id
+        if lane.is_linked:
+            self._order.remove(lane)
+            lane.last_use_ms = now_ms
+            self._order.append(lane)
+            self._order.withhold(lane)
+
+    def note_target(self, block_id: int) -> None:
+        """Say that this step copies into a block."""
+        self._target_block_ids.add(block_id)
 
     def is_read(self, block_id: int) -> bool:
         """Tell whether a sequence that was planned in this step left a block that others have."""

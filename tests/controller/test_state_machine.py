@@ -77,6 +77,7 @@ class PoolMachine(RuleBasedStateMachine):
         block_count=st.sampled_from((20, 12, 32, 8, 48)),
         caching_disabled=st.sampled_from((False,) * 15 + (True,)),
         model_version=st.sampled_from(("", "", "w1")),
+        sub_block_reuse=st.booleans(),
     )
     def register(
         self,
@@ -85,6 +86,7 @@ class PoolMachine(RuleBasedStateMachine):
         block_count: int,
         caching_disabled: bool,
         model_version: str,
+        sub_block_reuse: bool,
     ) -> None:
         """Makes both pools."""
         spec = PoolSpec(
@@ -94,6 +96,7 @@ class PoolMachine(RuleBasedStateMachine):
             vocabulary_size=VOCABULARY_SIZE,
             caching_disabled=caching_disabled,
             model_version=model_version,
+            sub_block_reuse=sub_block_reuse,
         )
         self.algorithm = algorithm
         self.root = root_digest(algorithm, seed=SEED)

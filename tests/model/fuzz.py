@@ -53,6 +53,7 @@ class Shape:
     failure_rate: float
     identity_rate: float
     fork_rate: float
+    sub_block_reuse: bool
     skip_rate: float
 
     @classmethod
@@ -70,6 +71,7 @@ class Shape:
             failure_rate=chance.choice((0.0, 0.02, 0.1)),
             identity_rate=chance.choice((0.0, 0.3)),
             fork_rate=chance.choice((0.0, 0.3, 0.6)),
+            sub_block_reuse=chance.choice((False, True)),
             skip_rate=chance.choice((0.0, 0.15, 0.5)),
         )
 
@@ -85,6 +87,7 @@ class Run:
             pool_name="fuzz",
             block_count=self.shape.block_count,
             block_size=self.shape.block_size,
+            sub_block_reuse=self.shape.sub_block_reuse,
         )
         self.pool = Pool(spec, epoch=1, hasher=Hasher(self.algorithm, seed=SEED))
         self.model = NaiveLog(spec)
@@ -146,9 +149,9 @@ class Run:
                 again = (sequence.token_ids, sequence.identity, sequence.preemption_count + 1)
                 self.preempted.append(again)
             return CloseEntry(sequence.handle, reason)
-        if self.rarely(0.4):
+        if self.rarely(0.4 * (1 - self.shape.fork_rate)):
             return self.opening()
-        if self.rarely(self.shape.fork_rate):
+        if self.rarely(0.5 * self.shape.fork_rate):
             return self.fork(self.chance.choice(sequences))
         if self.rarely(0.4):
             return self.extension().entry(self.chance.choice(sequences))

@@ -5,7 +5,6 @@ order is a list, and whatever can be counted is counted again each time it is as
 `tests.model.steps` adds the log of steps.
 """
 
-from collections.abc import Iterable
 
 from prefixd.controller.core.errors import BlocksInUse
 from prefixd.controller.core.messages import (
@@ -109,7 +108,7 @@ class NaivePool:
     def matched_blocks(self, token_ids: list[int], identity: Identity) -> list[BlockId]:
         """Returns the longest run of indexed blocks from block 0 (S6), the last token excepted
         (S7)."""
-        if self.spec.caching_disabled or identity.has_unknown_fields:
+        if not self.may_match(identity):
             return []
         blocks: list[BlockId] = []
         for index in range((len(token_ids) - 1) // self.spec.block_size):
@@ -118,6 +117,10 @@ class NaivePool:
                 break
             blocks.append(self.index[place])
         return blocks
+
+    def may_match(self, identity: Identity) -> bool:
+        """Tells whether sequences of an identity are cached at all."""
+        return not (self.spec.caching_disabled or identity.has_unknown_fields)
 
     def _place(self, token_ids: list[int], identity: Identity, index: int) -> Place:
         return place_of(
@@ -128,10 +131,6 @@ class NaivePool:
             version=self.model_version,
         )
 
-    def match_prefix(self, token_ids: Iterable[int], identity: Identity) -> PrefixMatch:
-        """Tells how much of a prompt is cached. Changes nothing (S8)."""
-        return self.match_of(self.matched_blocks([int(token) for token in token_ids], identity))
-
     def match_of(self, blocks: list[BlockId]) -> PrefixMatch:
         """Splits matched blocks into written and pending tokens."""
         written = sum(self.is_written(block) for block in blocks)
@@ -139,27 +138,6 @@ class NaivePool:
             published_token_count=written * self.spec.block_size,
             pending_token_count=(len(blocks) - written) * self.spec.block_size,
         )
-
-    def awaitable(
-        self, token_ids: list[int], identity: Identity, *, matched_block_count: int
-    ) -> tuple[int, Handle] | None:
-        """Finds the open sequence whose known tokens will provide most further matching tokens
-        (S10): their count and its handle."""
-        best: tuple[int, Handle] | None = None
-        for sequence in self.sequences.values():
-            if not sequence.cacheable:
-                continue
-            common = 0
-            for index in range((len(token_ids) - 1) // self.spec.block_size):
-                if (index + 1) * self.spec.block_size > sequence.known:
-                    break
-                if sequence.place(index) != self._place(token_ids, identity, index):
-                    break
-                common += 1
-            further = (common - matched_block_count) * self.spec.block_size
-            if further > 0 and (best is None or further > best[0]):
-                best = (further, sequence.handle)
-        return best
 
     # Allocation.
 
@@ -334,6 +312,7 @@ class NaivePool:
                 self._enter(place, self.oldest(written))
 
     def place_of_copy(self, copy: BlockId) -> Place:
+        """Returns the place that a private copy stands at."""
         sequence = next(
             one for one in self.sequences.values() if copy in one.table[: one.completed]
         )

@@ -22,6 +22,7 @@ from prefixd.controller.core.messages import (
     OpenOutcome,
     Outcome,
     PoolSpec,
+    PrefixMatch,
     Refusal,
     SequenceId,
     SequencePlan,
@@ -30,7 +31,7 @@ from prefixd.controller.core.messages import (
     StepReply,
     TokenRange,
 )
-from tests.model.forks import NaiveForks
+from tests.model.copies import NaiveCopies
 from tests.model.naive import Refused
 from tests.model.sequence import NaiveSequence
 
@@ -40,7 +41,7 @@ def ceil_div(numerator: int, denominator: int) -> int:
     return -(-numerator // denominator)
 
 
-class NaiveLog(NaiveForks):
+class NaiveLog(NaiveCopies):
     """A naive pool that is changed by numbered steps."""
 
     def __init__(self, spec: PoolSpec) -> None:
@@ -126,19 +127,23 @@ class NaiveLog(NaiveForks):
             token_ids=[int(token) for token in entry.token_ids],
         )
         matched = self._readable_blocks(sequence)
-        awaiting = self._await(entry, sequence, matched)
+        partial = self._readable_partial(sequence, matched)
+        match = self.match_with(matched, partial)
+        awaiting = self._await(entry, sequence, match)
         if awaiting is not None:
             return awaiting
-        match = self.match_of(matched)
         plan = self._schedule(
             sequence,
             matched=matched,
+            partial=partial,
             end=sequence.known,
             count_max=entry.schedule_token_count_max,
             lookahead=entry.lookahead_slot_count,
             must_fit=entry.must_fit_token_count,
         )
-        sequence.cached_count = len(matched) * sequence.block_size
+        if not plan.copies:
+            match = self.match_of(matched)
+        sequence.cached_count = match.published_token_count + match.pending_token_count
         if sequence.cacheable and not entry.skip_cache_read:
             count = (
                 self.statistics.count_reopen
@@ -172,17 +177,27 @@ class NaiveLog(NaiveForks):
             return []
         return self.matched_blocks(sequence.token_ids, sequence.identity)
 
+    def _readable_partial(
+        self, sequence: NaiveSequence, matched: list[BlockId]
+    ) -> tuple[BlockId, int] | None:
+        if not sequence.cacheable or sequence.skip_cache_read:
+            return None
+        return self.partial(
+            sequence.token_ids, sequence.identity, matched, step_id=self.applied_step_id
+        )
+
     def _await(
-        self, entry: OpenEntry, sequence: NaiveSequence, matched: list[BlockId]
+        self, entry: OpenEntry, sequence: NaiveSequence, match: PrefixMatch
     ) -> AwaitPrefix | None:
         if not entry.await_token_count_min or not sequence.cacheable or entry.skip_cache_read:
             return None
         found = self.awaitable(
-            sequence.token_ids, sequence.identity, matched_block_count=len(matched)
+            sequence.token_ids,
+            sequence.identity,
+            matched_token_count=match.published_token_count + match.pending_token_count,
         )
         if found is None or found[0] < entry.await_token_count_min:
             return None
-        match = self.match_of(matched)
         return AwaitPrefix(
             match.published_token_count, match.pending_token_count, found[0], found[1]
         )
@@ -192,16 +207,38 @@ class NaiveLog(NaiveForks):
         sequence: NaiveSequence,
         *,
         matched: list[BlockId],
+        partial: tuple[BlockId, int] | None = None,
         end: int,
         count_max: int | None,
         lookahead: int,
         must_fit: int = 0,
     ) -> SequencePlan:
         """Gives the sequence its matched and new blocks and schedules positions up to `end`, as
-        far as its own bound and the budget allow."""
+        far as its own bound and the budget allow. A partial match is given up where the pool is
+        too small for it."""
+        try:
+            return self._schedule_behind(
+                sequence, matched, partial, end, count_max, lookahead, must_fit
+            )
+        except Refused as refused:
+            if partial is None or refused.reason != "POOL_EXHAUSTED":
+                raise
+        return self._schedule_behind(sequence, matched, None, end, count_max, lookahead, must_fit)
+
+    def _schedule_behind(
+        self,
+        sequence: NaiveSequence,
+        matched: list[BlockId],
+        partial: tuple[BlockId, int] | None,
+        end: int,
+        count_max: int | None,
+        lookahead: int,
+        must_fit: int,
+    ) -> SequencePlan:
         size = sequence.block_size
         start_block = len(sequence.table)
-        start = sequence.scheduled + len(matched) * size
+        source, partial_count = partial or (None, 0)
+        start = sequence.scheduled + len(matched) * size + partial_count
         count = max(end - start, 0)
         if count_max is not None:
             count = min(count, count_max)
@@ -217,7 +254,7 @@ class NaiveLog(NaiveForks):
         self.check_supply(
             new_block_count=max(ceil_div(slot_count, size) - have, 0) + (shared is not None),
             total_block_count=ceil_div(slot_count, size),
-            matched=matched,
+            matched=matched if source is None else [*matched, source],
         )
         cached = TokenRange(sequence.scheduled, start)
         for block in matched:
@@ -229,8 +266,15 @@ class NaiveLog(NaiveForks):
         if shared is not None:
             own = self.replace_shared(sequence, shared)
             copies = (BlockCopy(sequence.handle, 0, shared, own, start % size, start // size),)
-        sequence.table += self.take(max(ceil_div(start + count + lookahead, size) - have, 0))
-        sequence.scheduled_by += [self.applied_step_id] * count
+        if source is not None:
+            self.keep_source(source)
+        new_blocks = self.take(max(ceil_div(start + count + lookahead, size) - have, 0))
+        if source is not None:
+            own = new_blocks[0]
+            copies = (BlockCopy(sequence.handle, 0, source, own, partial_count, start // size),)
+            self.target_blocks.add(own)
+        sequence.table += new_blocks
+        sequence.scheduled_by += [self.applied_step_id] * (partial_count + count)
         sequence.cut = False
         self.sequences[sequence.handle] = sequence
         if self._budget_left is not None:
@@ -268,11 +312,18 @@ class NaiveLog(NaiveForks):
         sequence.token_ids += [int(token) for token in entry.token_ids]
         if entry.rollback_to_token_count is not None:
             del sequence.scheduled_by[entry.rollback_to_token_count :]
-        matched = self._readable_blocks(sequence)[len(sequence.table) :] if sequence.cut else []
+        matched: list[BlockId] = []
+        partial = None
+        if sequence.cut:
+            readable = self._readable_blocks(sequence)
+            matched = readable[len(sequence.table) :]
+            if len(readable) >= len(sequence.table):
+                partial = self._readable_partial(sequence, readable)
         try:
             plan = self._schedule(
                 sequence,
                 matched=matched,
+                partial=partial,
                 end=sequence.known + entry.draft_token_count,
                 count_max=entry.schedule_token_count_max,
                 lookahead=entry.lookahead_slot_count,

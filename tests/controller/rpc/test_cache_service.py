@@ -159,6 +159,22 @@ def test_fork_shares_blocks_and_its_writer_gets_a_copy(calls):
     assert calls.inspect.GetBlock(show).block.holder_count == 1
 
 
+def test_sub_block_reuse_copies_the_matched_part_of_a_block(calls):
+    """The option shows in the pool; the plan names what is cached and copied, to the token."""
+    driver = Driver(calls, sub_block_reuse=True)
+    shown = calls.inspect.GetPool(inspect_pb2.GetPoolRequest(pool_name=driver.pool_name))
+    assert shown.pool.sub_block_reuse
+    driver.step(open_entry(1, PROMPT))
+    opened = driver.step(open_entry(2, [*PROMPT[:7], 1, 2])).outcomes[0].open
+    assert (opened.published_token_count, opened.pending_token_count) == (7, 0)
+    assert opened.plan.cached.end_token == 7
+    (copy,) = opened.plan.copies
+    assert (copy.source_block_id, copy.target_block_id, copy.token_count) == (2, 4, 3)
+    assert list(opened.plan.groups[0].block_ids) == [1, 4, 5]
+    assert copy.block_index == 1
+    assert match(driver, [*PROMPT[:6], 1, 2]).published_token_count == 6
+
+
 def test_new_model_version_drops_idle_blocks(calls):
     """S4 over the wire: blocks of the old version are dropped and match nothing."""
     driver = Driver(calls)

@@ -1,0 +1,47 @@
+"""What a search of the index found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from prefixd.controller.core.node import Node
+
+
+@dataclass(frozen=True, slots=True)
+class PartialMatch:
+    """The first `token_count` tokens of a node's block, which follow a match."""
+
+    node: Node
+    offset: int
+    token_count: int
+    is_published: bool
+    is_idle: bool
+
+
+@dataclass(slots=True)
+class Match:
+    """The longest run of indexed blocks behind a table of `start_block` blocks.
+
+    `last_count` blocks of the last node match; `published_count` counts the leading written blocks,
+    `idle_count` those that could be handed out instead: nobody holds them or withholds them (S22).
+    The block of a partial match counts there too.
+    """
+
+    start_block: int
+    path: list[Node] = field(default_factory=list)
+    last_count: int = 0
+    block_count: int = 0
+    published_count: int = 0
+    idle_count: int = 0
+    partial: PartialMatch | None = None
+
+    def token_count(self, block_size: int) -> int:
+        """Count the matched tokens."""
+        partial_count = 0 if self.partial is None else self.partial.token_count
+        return self.block_count * block_size + partial_count
+
+    def published_token_count(self, block_size: int) -> int:
+        """Count the leading matched tokens that are written."""
+        if self.partial is not None and self.partial.is_published:
+            return self.token_count(block_size)
+        return self.published_count * block_size

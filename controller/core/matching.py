@@ -1,0 +1,120 @@
+"""Finding the longest cached prefix of a prompt (S6, S7), to the token where a pool allows it.
+
+A partial match ends inside an indexed block: its leading tokens equal the prompt's next ones, and
+its extra keys those of the prompt's block. They are copied into a block of the new sequence's own.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from prefixd.controller.core.identity import SequenceKeys
+from prefixd.controller.core.match import Match, PartialMatch
+from prefixd.controller.core.messages import StepId
+from prefixd.controller.core.node import Lane, Node
+from prefixd.controller.core.sequences import TOKEN_BYTES
+from prefixd.controller.core.state import PoolState
+from prefixd.controller.core.step_log import EXECUTED
+
+
+def find_prefix(
+    state: PoolState,
+    keys: SequenceKeys,
+    packed_tokens: bytes,
+    *,
+    step_id: StepId,
+    start_block: int = 0,
+    leaf: Node | None = None,
+) -> Match:
+    """Match a prompt but for its last token, behind `leaf`, which covers `start_block` blocks.
+
+    Changes nothing (S8). `step_id` is the step that would read the match.
+    """
+    token_count_max = len(packed_tokens) // TOKEN_BYTES - 1
+    block_size = state.spec.block_size
+    match = state.index.match(
+        keys,
+        packed_tokens,
+        end_block=token_count_max // block_size,
+        start_block=start_block,
+        leaf=leaf,
+    )
+    if state.spec.sub_block_reuse and token_count_max > 0:
+        start = (start_block + match.block_count) * block_size
+        next_tokens = packed_tokens[start * TOKEN_BYTES : token_count_max * TOKEN_BYTES]
+        partial = _find_partial(state, keys, next_tokens, match, leaf, step_id)
+        if partial is not None:
+            match.partial = partial
+            match.idle_count += partial.is_idle
+    return match
+
+
+def _find_partial(
+    state: PoolState,
+    keys: SequenceKeys,
+    next_tokens: bytes,
+    match: Match,
+    leaf: Node | None,
+    step_id: StepId,
+) -> PartialMatch | None:
+    """Find the block behind a match with the most leading tokens in common; the oldest of equals.
+
+    A block counts only where an earlier step scheduled it: copies are made before the forward pass.
+    Costs time in proportion to the branches behind the match.
+    """
+    varied_keys = keys.varied_keys.get(match.start_block + match.block_count, ())
+    block_bytes = state.index.block_bytes
+    first_token = next_tokens[:TOKEN_BYTES]
+    best: PartialMatch | None = None
+    best_count = 0
+    if not next_tokens:
+        return None
+    for node, offset in _next_blocks(state, keys, match, leaf):
+        begin = offset * block_bytes
+        if not node.tokens.startswith(first_token, begin):
+            continue
+        if node.varied_keys.get(offset, ()) != varied_keys:
+            continue
+        writing_step_id = _writing_step_id(node.lane, offset)
+        if writing_step_id >= step_id:
+            continue
+        count = common_token_count(next_tokens, bytes(node.tokens[begin : begin + block_bytes]))
+        if count > best_count:
+            best_count = count
+            best = PartialMatch(
+                node,
+                offset,
+                count,
+                is_published=writing_step_id == EXECUTED,
+                is_idle=node.lane.is_linked and not node.lane.withheld,
+            )
+    return best
+
+
+def _next_blocks(
+    state: PoolState, keys: SequenceKeys, match: Match, leaf: Node | None
+) -> Iterator[tuple[Node, int]]:
+    last = match.path[-1] if match.path else leaf
+    if match.path and match.last_count < match.path[-1].block_count:
+        yield match.path[-1], match.last_count
+        return
+    parent = state.index.roots.get(keys.root_key) if last is None else last
+    if parent is not None:
+        for node in parent.children.values():
+            yield node, 0
+
+
+def _writing_step_id(lane: Lane, offset: int) -> StepId:
+    """Return the step that writes a block."""
+    if offset < lane.published_count:
+        return EXECUTED
+    return next(run.step_id for run in lane.pending if offset < run.end)
+
+
+def common_token_count(first: bytes, second: bytes) -> int:
+    """Count the leading tokens that two packed lists have in common."""
+    end = min(len(first), len(second))
+    if first[:end] == second[:end]:
+        return end // TOKEN_BYTES
+    ours = np.frombuffer(first[:end], dtype=np.uint32)
+    return int(np.argmax(ours != np.frombuffer(second[:end], dtype=np.uint32)))

@@ -1,0 +1,132 @@
+"""The naive pool's copies: on write, and of partial matches."""
+
+from collections.abc import Iterable, Sequence
+
+from prefixd.controller.core.messages import BlockId, Handle, Identity, PrefixMatch
+from tests.model.digests import extra_keys
+from tests.model.naive import NaivePool, Refused
+from tests.model.sequence import NaiveSequence
+
+
+class NaiveCopies(NaivePool):
+    """A naive pool whose sequences may share partial blocks (S16), and match inside blocks."""
+
+    def partial(
+        self, token_ids: list[int], identity: Identity, matched: list[BlockId], *, step_id: int
+    ) -> tuple[BlockId, int] | None:
+        """Returns the block that has most of the tokens behind a match in front, the oldest of
+        equals, and how many; one that an earlier step scheduled."""
+        if not self.spec.sub_block_reuse or not self.may_match(identity):
+            return None
+        index = len(matched)
+        size = self.spec.block_size
+        wanted = token_ids[index * size : len(token_ids) - 1]
+        front = self._place(token_ids, identity, index - 1) if index else ()
+        keys = self._keys(identity, index)
+        best: tuple[BlockId, int] | None = None
+        for place, block in self.index.items():
+            if len(place) != index + 1 or place[:index] != front or place[index][1] != keys:
+                continue
+            if index == 0 and place[0][1] != keys:
+                continue
+            count = common_count(wanted, place[index][0])
+            if self.step_of_block[block] < step_id and count > (best[1] if best else 0):
+                best = (block, count)
+        return best
+
+    def _keys(self, identity: Identity, index: int) -> object:
+        return extra_keys(
+            identity,
+            block_index=index,
+            block_size=self.spec.block_size,
+            model_version=self.model_version,
+        )
+
+    def match_prefix(self, token_ids: Iterable[int], identity: Identity) -> PrefixMatch:
+        """Tells how much of a prompt is cached. Changes nothing (S8)."""
+        known = [int(token) for token in token_ids]
+        matched = self.matched_blocks(known, identity)
+        partial = self.partial(known, identity, matched, step_id=self.applied_step_id + 1)
+        return self.match_with(matched, partial)
+
+    def match_with(
+        self, matched: list[BlockId], partial: tuple[BlockId, int] | None
+    ) -> PrefixMatch:
+        """Splits matched tokens into written and pending ones."""
+        whole = self.match_of(matched)
+        if partial is None:
+            return whole
+        block, count = partial
+        if self.is_written(block):
+            return PrefixMatch(whole.published_token_count + count, 0)
+        return PrefixMatch(whole.published_token_count, whole.pending_token_count + count)
+
+    def keep_source(self, block: BlockId) -> None:
+        """Keeps the source of a copy from being handed out; an idle one is used last now."""
+        self.busy_blocks.add(block)
+        if block in self.free:
+            self.free.remove(block)
+            self.free.append(block)
+
+    def awaitable(
+        self, token_ids: list[int], identity: Identity, *, matched_token_count: int
+    ) -> tuple[int, Handle] | None:
+        """Finds the open sequence whose known full blocks will provide most further matching
+        tokens (S10): their count and its handle."""
+        best: tuple[int, Handle] | None = None
+        for sequence in self.sequences.values():
+            is_planned = sequence.planned_step_id == self.applied_step_id
+            will_provide = sequence.scheduled < sequence.known or (
+                self.spec.sub_block_reuse and is_planned
+            )
+            if not sequence.cacheable or not will_provide:
+                continue
+            size = self.spec.block_size
+            common = common_count(
+                token_ids[:-1], sequence.token_ids[: sequence.known // size * size]
+            )
+            for index in range(-(-common // size)):
+                if self._keys(sequence.identity, index) != self._keys(identity, index):
+                    common = min(common, index * size)
+            if not self.spec.sub_block_reuse:
+                common -= common % size
+            further = common - matched_token_count
+            if further > 0 and (best is None or further > best[0]):
+                best = (further, sequence.handle)
+        return best
+
+    def shared_tail(self, sequence: NaiveSequence, position: int) -> BlockId | None:
+        """Returns the block that a write at a position must not go into, because other tables have
+        it or the index, or because a sequence that left it is still read in this step (S16)."""
+        index = position // sequence.block_size
+        if index >= len(sequence.table):
+            return None
+        block = sequence.table[index]
+        is_shared = self.reference_counts()[block] > 1 or self.place_of_block(block) is not None
+        return block if is_shared or block in self.left_blocks else None
+
+    def check_copy(self, sequence: NaiveSequence, block: BlockId, position: int) -> None:
+        """Refuses a copy of what this step computes or copies itself (S16)."""
+        start = position // sequence.block_size * sequence.block_size
+        steps = sequence.scheduled_by[start:position]
+        if block in self.target_blocks or self.applied_step_id in steps:
+            raise Refused("COPY_IN_SAME_STEP")
+
+    def replace_shared(self, sequence: NaiveSequence, block: BlockId) -> BlockId:
+        """Puts a new block into a table in place of a shared one; returns it."""
+        (own,) = self.take(1)
+        self.busy_blocks.update((block, own))
+        self.target_blocks.add(own)
+        if sequence.planned_step_id == self.applied_step_id:
+            self.left_blocks.add(block)
+        sequence.table[sequence.table.index(block)] = own
+        self.free[:0] = self.let_go(block)
+        return own
+
+
+def common_count(first: list[int], second: Sequence[int]) -> int:
+    """Counts the leading tokens that two lists have in common."""
+    count = 0
+    while count < min(len(first), len(second)) and first[count] == second[count]:
+        count += 1
+    return count
