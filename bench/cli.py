@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from bench.answers import decode_rate_figures, first_token_figures
+from bench.branches import branch_figures
 from bench.core import cached_admission_figures, decode_figures, new_admission_figures
 from bench.figures import Figure
 from bench.hashing import hashing_figures
@@ -18,7 +19,7 @@ from bench.rpc import rpc_figures
 
 GROUPS: dict[str, tuple[Callable[[], list[Figure]], ...]] = {
     "hashing": (hashing_figures,),
-    "core": (cached_admission_figures, new_admission_figures, decode_figures),
+    "core": (cached_admission_figures, new_admission_figures, decode_figures, branch_figures),
     "rpc": (rpc_figures,),
     "answers": (first_token_figures, decode_rate_figures),
 }
