@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import typer
 
-from prefixd.clients.cli import answer, events, inspect, options, serve
+from prefixd.clients.cli import answer, events, inspect, options, relay, serve
 from prefixd.clients.cli.output import print_error
 from prefixd.clients.errors import AddressInvalid, DeadlinePassed, PrefixdError, ServerUnreachable
 
@@ -20,7 +20,7 @@ EXIT_INTERRUPTED = 130
 """Ctrl-C."""
 
 PANELS: Mapping[str, Sequence[Callable[..., None]]] = {
-    "Answers": (answer.generate, answer.chat),
+    "Answers": (answer.generate, answer.chat, answer.reload),
     "Pools": (
         inspect.info,
         inspect.pools,
@@ -33,6 +33,7 @@ PANELS: Mapping[str, Sequence[Callable[..., None]]] = {
         events.evict,
         events.verify,
         events.watch,
+        relay.relay,
     ),
 }
 """Client commands in the order of the help, by the panel that they stand in."""

@@ -1,0 +1,4 @@
+"""Publishes a pool's events as vLLM does, so that KV-aware routers can follow prefixd pools.
+
+Needs pyzmq and msgpack: `pip install "prefixd[events]"`.
+"""
