@@ -29,8 +29,6 @@ CHANNEL_OPTIONS = (
 OPEN_TOKEN_IDS = PackedColumn(cache_pb2.OpenEntry, "token_ids")
 HANDLES = PackedColumn(cache_pb2.DecodeEntry, "handles")
 SCHEDULED_COUNTS = PackedColumn(cache_pb2.DecodeEntry, "scheduled_count_before")
-KNOWN_COUNTS = PackedColumn(cache_pb2.DecodeEntry, "known_count_before")
-TOKEN_COUNTS = PackedColumn(cache_pb2.DecodeEntry, "token_counts")
 TOKEN_IDS = PackedColumn(cache_pb2.DecodeEntry, "token_ids")
 
 Fill = Callable[[cache_pb2.StepRequest], None]
@@ -139,8 +137,8 @@ class Engine:
 def read_open(response: cache_pb2.StepResponse) -> None:
     """Reads an open's plan into arrays."""
     (group,) = response.outcomes[0].open.plan.groups
-    blocks = np.array(group.block_ids, np.int32)
-    slots = np.array(group.slots.first_slots), np.array(group.slots.slot_counts)
+    blocks = np.asarray(group.block_ids)
+    slots = np.asarray(group.slots.first_slots), np.asarray(group.slots.slot_counts)
     assert len(blocks) == PROMPT_TOKEN_COUNT // BLOCK_SIZE
     assert len(slots) > 0
 
@@ -149,7 +147,7 @@ def read_decode(response: cache_pb2.StepResponse) -> None:
     """Reads a decode outcome's new blocks into an array."""
     outcome = response.outcomes[0].decode
     assert not outcome.deferred_rows
-    assert len(np.array(outcome.new_blocks[0].block_ids, np.int32)) == DECODE_ROW_COUNT
+    assert len(np.asarray(outcome.new_blocks[0].block_ids)) == DECODE_ROW_COUNT
 
 
 class Decoding:
@@ -159,7 +157,6 @@ class Decoding:
         self._prompts = prompts
         self._handles = np.arange(1, DECODE_ROW_COUNT + 1)
         self._positions = 4 * BLOCK_SIZE + np.arange(DECODE_ROW_COUNT) % BLOCK_SIZE
-        self._counts = np.ones(DECODE_ROW_COUNT, dtype=np.int64)
 
     async def open(self, engine: Engine) -> None:
         """Opens the sequences."""
@@ -176,8 +173,6 @@ class Decoding:
             entry = step.entries.add().decode
             HANDLES.append(entry, self._handles)
             SCHEDULED_COUNTS.append(entry, positions)
-            KNOWN_COUNTS.append(entry, positions)
-            TOKEN_COUNTS.append(entry, self._counts)
             TOKEN_IDS.append(entry, tokens)
 
         return fill

@@ -40,7 +40,6 @@ from prefixd.controller.core.state import DecodedBatch, PoolState, StepContext
 def decode(state: PoolState, step: StepContext, entry: DecodeEntry) -> DecodeOutcome:
     """Schedule one position per row; a row that cannot be is deferred and changes nothing."""
     row_count = len(entry.handles)
-    token_ends = np.cumsum(entry.token_counts)
     one_by_one: IntArray = np.arange(row_count)
     if step.budget_left is None or step.budget_left >= row_count:
         rows, is_open = state.rows.rows_of(entry.handles)
@@ -49,8 +48,9 @@ def decode(state: PoolState, step: StepContext, entry: DecodeEntry) -> DecodeOut
             return _decode_regular(state, step, entry, rows)
         is_quiet = is_regular & _are_quiet(state, entry, rows)
         quiet = np.flatnonzero(is_quiet)
-        _decode_regular(state, step, _selected(entry, quiet, token_ends), rows[quiet])
+        _decode_regular(state, step, _selected(entry, quiet), rows[quiet])
         one_by_one = np.flatnonzero(~is_quiet)
+    token_ends = np.cumsum(entry.token_counts)
     new_block_ids = np.zeros(row_count, dtype=np.int64)
     copies: list[BlockCopy] = []
     deferred: list[DeferredRow] = []
@@ -83,9 +83,9 @@ def _are_regular(state: PoolState, entry: DecodeEntry, rows: IntArray) -> npt.ND
     is_regular: npt.NDArray[np.bool_] = entry.token_counts <= 1
     is_regular &= columns.known[rows] == known
     is_regular &= columns.scheduled[rows] == scheduled
-    is_regular &= scheduled >= known
-    is_regular &= ~columns.cut[rows]
-    is_regular &= ~columns.shares_tail[rows]
+    if scheduled is not known:
+        is_regular &= scheduled >= known
+    is_regular &= ~(columns.cut[rows] | columns.shares_tail[rows])
     return is_regular
 
 
@@ -98,8 +98,9 @@ def _are_quiet(state: PoolState, entry: DecodeEntry, rows: IntArray) -> npt.NDAr
     return is_quiet
 
 
-def _selected(entry: DecodeEntry, indexes: IntArray, token_ends: IntArray) -> DecodeEntry:
+def _selected(entry: DecodeEntry, indexes: IntArray) -> DecodeEntry:
     """Return some rows of an entry, of at most one token each."""
+    token_ends = np.cumsum(entry.token_counts)
     token_counts = entry.token_counts[indexes]
     return DecodeEntry(
         handles=entry.handles[indexes],
@@ -120,8 +121,9 @@ def _have_blocks(state: PoolState, entry: DecodeEntry, rows: IntArray) -> bool:
     slot_count_max = min(
         (state.spec.block_count - 1) * state.spec.block_size, limits.TOKENS_PER_SEQUENCE_MAX
     )
-    return needed_count <= state.supply.available_count and bool(
-        np.all(scheduled[needs_block] < slot_count_max)
+    return (
+        needed_count <= state.supply.available_count
+        and np.count_nonzero(scheduled[needs_block] >= slot_count_max) == 0
     )
 
 
@@ -143,10 +145,9 @@ def _decode_regular(
     step.spend(len(rows))
     new_block_ids = np.zeros(len(rows), dtype=np.int64)
     completes = has_token & (offsets == block_size - 1)
-    if needs_block.any() or completes.any():
-        decode_blocks = (
-            _decode_blocks_late if (completes & (scheduled > known)).any() else _decode_blocks
-        )
+    if np.count_nonzero(needs_block | completes):
+        is_late = scheduled is not known and np.count_nonzero(completes & (scheduled > known)) > 0
+        decode_blocks = _decode_blocks_late if is_late else _decode_blocks
         new_block_ids[needs_block] = decode_blocks(
             state, step, entry, rows, needs_block=needs_block, completes=completes
         )

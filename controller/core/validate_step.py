@@ -227,10 +227,12 @@ def _decode(entry: DecodeEntry, spec: PoolSpec, field: str) -> None:
     row_count = len(entry.handles)
     count_in_range(row_count, low=0, high=limits.DECODE_ROWS_MAX, field=f"{field}.handles")
     _column(entry.handles, row_count, HANDLE_MAX, f"{field}.handles")
-    _column(entry.scheduled_count_before, row_count, _TOKENS_MAX, f"{field}.scheduled_count_before")
-    _column(entry.known_count_before, row_count, _TOKENS_MAX, f"{field}.known_count_before")
+    scheduled, known = entry.scheduled_count_before, entry.known_count_before
+    _column(scheduled, row_count, _TOKENS_MAX, f"{field}.scheduled_count_before")
+    if known is not scheduled:
+        _column(known, row_count, _TOKENS_MAX, f"{field}.known_count_before")
     _column(entry.token_counts, row_count, _TOKENS_MAX, f"{field}.token_counts")
-    token_count = int(entry.token_counts.sum())
+    token_count = int(np.add.reduce(entry.token_counts))
     if token_count != len(entry.token_ids):
         raise FieldInvalid(
             f"{field}.token_ids has {len(entry.token_ids)} tokens, token_counts say {token_count}",
@@ -258,8 +260,9 @@ def _column(column: IntArray, row_count: int, high: int, field: str) -> None:
             numbers={"row_count": len(column), "row_count_expected": row_count},
             field=field,
         )
+    wide = column if column.dtype == np.int64 else column.astype(np.int64)
     # Negative values are huge as unsigned ones, so one pass finds both bounds broken.
-    if (column.astype(np.int64, copy=False).view(np.uint64) <= high).all():
+    if np.count_nonzero(wide.view(np.uint64) > high) == 0:
         return
     index = int(np.argmax((column < 0) | (column > high)))
     count_in_range(int(column[index]), low=0, high=high, field=f"{field}[{index}]")

@@ -105,11 +105,15 @@ def _extend(message: cache_pb2.ExtendEntry) -> ExtendEntry:
 
 
 def _decode(message: cache_pb2.DecodeEntry) -> DecodeEntry:
+    handles = np.array(message.handles, dtype=np.int64)
+    scheduled = np.array(message.scheduled_count_before, dtype=np.int64)
+    known = message.known_count_before
+    counts = message.token_counts
     return DecodeEntry(
-        handles=np.array(message.handles, dtype=np.int64),
-        scheduled_count_before=np.array(message.scheduled_count_before, dtype=np.int64),
-        known_count_before=np.array(message.known_count_before, dtype=np.int64),
-        token_counts=np.array(message.token_counts, dtype=np.int64),
+        handles=handles,
+        scheduled_count_before=scheduled,
+        known_count_before=np.array(known, dtype=np.int64) if known else scheduled,
+        token_counts=np.array(counts, dtype=np.int64) if counts else np.ones_like(handles),
         token_ids=np.array(message.token_ids, dtype=np.uint32),
     )
 

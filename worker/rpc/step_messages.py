@@ -32,8 +32,6 @@ CLOSE_REASONS = {
 }
 DECODE_HANDLES = PackedColumn(cache_pb2.DecodeEntry, "handles")
 DECODE_SCHEDULED_COUNTS = PackedColumn(cache_pb2.DecodeEntry, "scheduled_count_before")
-DECODE_KNOWN_COUNTS = PackedColumn(cache_pb2.DecodeEntry, "known_count_before")
-DECODE_TOKEN_COUNTS = PackedColumn(cache_pb2.DecodeEntry, "token_counts")
 DECODE_TOKEN_IDS = PackedColumn(cache_pb2.DecodeEntry, "token_ids")
 EXTEND_TOKEN_IDS = PackedColumn(cache_pb2.ExtendEntry, "token_ids")
 OPEN_TOKEN_IDS = PackedColumn(cache_pb2.OpenEntry, "token_ids")
@@ -111,11 +109,9 @@ def _fill_fork(entry: cache_pb2.ForkEntry, fork: Fork) -> None:
 
 
 def _fill_decode(entry: cache_pb2.DecodeEntry, rows: tuple[DecodeRow, ...]) -> None:
-    positions = [row.position for row in rows]
+    # Every row supplies the one token whose position it schedules: two columns say no more.
     DECODE_HANDLES.append(entry, [row.handle for row in rows])
-    DECODE_SCHEDULED_COUNTS.append(entry, positions)
-    DECODE_KNOWN_COUNTS.append(entry, positions)
-    DECODE_TOKEN_COUNTS.append(entry, [1] * len(rows))
+    DECODE_SCHEDULED_COUNTS.append(entry, [row.position for row in rows])
     DECODE_TOKEN_IDS.append(entry, [row.token_id for row in rows])
 
 

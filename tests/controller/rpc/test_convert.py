@@ -83,6 +83,16 @@ def test_decode_columns_arrive_as_arrays():
     assert decoded.token_ids.tolist() == [9]
 
 
+def test_decode_columns_left_out_say_a_plain_decode():
+    """Without its columns every known position is scheduled, and every row supplies one token."""
+    entry = cache_pb2.DecodeEntry(handles=[4, 2], scheduled_count_before=[7, 9], token_ids=[5, 6])
+    step = step_value(cache_pb2.StepRequest(entries=[cache_pb2.StepEntry(decode=entry)]))
+    decoded = step.entries[0]
+    assert isinstance(decoded, messages.DecodeEntry)
+    assert decoded.known_count_before.tolist() == [7, 9]
+    assert decoded.token_counts.tolist() == [1, 1]
+
+
 def test_empty_entry_is_refused_with_its_place():
     """An entry without a known change fails the step and names the entry."""
     request = cache_pb2.StepRequest(

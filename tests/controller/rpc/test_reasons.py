@@ -91,7 +91,7 @@ MALFORMED = [
     ),
     ([columns(token_counts=[-1])], {}, "FIELD_INVALID", "entries[0].decode.token_counts"),
     ([columns(token_counts=[2])], {}, "FIELD_INVALID", "entries[0].decode"),
-    ([columns(known_count_before=[])], {}, "FIELD_INVALID", "entries[0].decode"),
+    ([columns(known_count_before=[3, 3])], {}, "FIELD_INVALID", "entries[0].decode"),
     ([columns(handles=[1, 1])], {}, "FIELD_INVALID", "entries[0].decode"),
     (
         [extend_entry(1, known=-1, scheduled=3)],
