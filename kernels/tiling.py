@@ -55,16 +55,16 @@ class Tiling:
 
 
 # float32 products run on the plain arithmetic units, which need many registers: small tiles only.
-_FLOAT32 = (Tile(16, 16, 4, 2), Tile(16, 16, 4, 2), Tile(16, 16, 4, 2))
+_FLOAT32 = (Tile(16, 16, 4, 3), Tile(16, 16, 4, 3), Tile(16, 16, 4, 3))
 
 # By widest head up to, bytes per query element and bytes per element of K and V: narrow, wide,
 # whole. Eight-bit elements are converted in registers, so their tiles hold fewer of them.
 _TILES = {
-    (64, 2, 2): (Tile(16, 64, 4, 3), Tile(64, 64, 4, 3), Tile(128, 64, 8, 3)),
+    (64, 2, 2): (Tile(16, 64, 4, 3), Tile(64, 64, 4, 3), Tile(128, 32, 8, 3)),
     (64, 2, 1): (Tile(16, 64, 4, 3), Tile(64, 32, 4, 3), Tile(128, 32, 8, 3)),
     (128, 2, 2): (Tile(16, 64, 4, 3), Tile(64, 64, 8, 2), Tile(128, 32, 8, 3)),
-    (128, 2, 1): (Tile(16, 32, 4, 3), Tile(64, 32, 8, 2), Tile(128, 32, 8, 2)),
-    (256, 2, 2): (Tile(16, 32, 4, 2), Tile(64, 32, 8, 2), Tile(64, 32, 8, 2)),
+    (128, 2, 1): (Tile(16, 32, 4, 3), Tile(64, 32, 8, 2), Tile(128, 32, 8, 3)),
+    (256, 2, 2): (Tile(16, 32, 4, 3), Tile(64, 32, 8, 2), Tile(64, 32, 8, 3)),
     (256, 2, 1): (Tile(16, 16, 4, 2), Tile(64, 16, 8, 2), Tile(64, 16, 8, 2)),
 }
 
