@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from prefixd.controller.core import limits
+from prefixd.controller.core.digest_accounts import DigestAccounts
 from prefixd.controller.core.digests import DigestWork
 from prefixd.controller.core.errors import EventsCompacted, FieldInvalid
 from prefixd.controller.core.hashing import ExtraKeys
@@ -72,9 +73,17 @@ class EventLog:
     are kept count for at most `bytes_kept_max`, the last one aside.
     """
 
-    def __init__(self, digests: DigestWork, *, block_bytes: int, bytes_kept_max: int) -> None:
+    def __init__(
+        self,
+        digests: DigestWork,
+        accounts: DigestAccounts,
+        *,
+        block_bytes: int,
+        bytes_kept_max: int,
+    ) -> None:
         self.revision = 0
         self._digests = digests
+        self._accounts = accounts
         self._block_bytes = block_bytes
         self._bytes_kept_max = bytes_kept_max
         self._blocks_max = min(
@@ -91,9 +100,12 @@ class EventLog:
     def store(self, node: Node, *, start: int, end: int) -> None:
         """Say that blocks [start, end) of a node are published; computes missing digests."""
         self._digests.complete(node, end)
+        size = self._digests.digest_size
         while start < end:
             run_end = min(end, start + self._blocks_max)
-            self._store_run(node, start, run_end)
+            packed = bytes(node.digests[start * size : run_end * size])
+            for first, last in self._accounts.publish(packed):
+                self._store_run(node, start + first, start + last)
             start = run_end
 
     def _store_run(self, node: Node, start: int, end: int) -> None:
@@ -124,13 +136,16 @@ class EventLog:
         size = self._digests.digest_size
         while start < end:
             run_start = max(start, end - self._blocks_max)
-            digests = bytes(node.digests[run_start * size : end * size])
-            self.revision += 1
-            self._keep(BlocksRemoved(self.revision, 0, _reversed(digests, size)))
+            packed = bytes(node.digests[run_start * size : end * size])
+            gone = self._accounts.withdraw(_reversed(packed, size))
+            if gone:
+                self.revision += 1
+                self._keep(BlocksRemoved(self.revision, 0, gone))
             end = run_start
 
     def clear(self) -> None:
         """Say that no block is published any more."""
+        self._accounts.clear()
         self.revision += 1
         self._keep(PoolCleared(self.revision))
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from prefixd.controller.core.digest_accounts import digest_accounts
 from prefixd.controller.core.digests import DigestWork
 from prefixd.controller.core.events import EventLog
 from prefixd.controller.core.free_order import FreeOrder
@@ -103,11 +104,14 @@ def build_state(spec: PoolSpec, hasher: Hasher, *, event_bytes_kept_max: int) ->
     order = FreeOrder(spec.block_count)
     block_bytes = spec.block_size * TOKEN_BYTES
     digests = DigestWork(hasher, block_bytes=block_bytes)
-    events = EventLog(digests, block_bytes=block_bytes, bytes_kept_max=event_bytes_kept_max)
+    accounts = digest_accounts(hasher.algorithm)
+    events = EventLog(
+        digests, accounts, block_bytes=block_bytes, bytes_kept_max=event_bytes_kept_max
+    )
     index = PrefixIndex(order, digests, events, block_size=spec.block_size)
     statistics = Statistics()
     sequences: dict[Handle, Sequence] = {}
-    twins = Twins(index, order, columns, log, sequences)
+    twins = Twins(index, order, columns, log, sequences, merge_duplicates=spec.merge_duplicates)
     return PoolState(
         spec=spec,
         model_version=spec.model_version,
