@@ -93,7 +93,7 @@ def _drop_node(state: PoolState, node: Node) -> None:
     index.published_count -= lane.published_count
     index.pending_count -= lane.pending_count
     index.remove_node(node)
-    state.twins.unsettled.pop(lane, None)
+    state.twins.forget(lane)
     if lane.is_linked:
         state.order.become_plain(lane)
     elif lane.holder_count > 1:

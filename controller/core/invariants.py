@@ -236,6 +236,16 @@ def _check_counts(state: PoolState, nodes: list[Node]) -> None:
         },
         "the unsettled lanes are not the lanes with unwritten copies",
     )
+    merging = state.spec.merge_duplicates
+    _require(
+        not merging
+        or all(
+            node.lane in state.twins.unmerged
+            for node in nodes
+            if any(state.twins.is_written(copy) for copy in node.lane.copies)
+        ),
+        "a written copy is not going to be merged",
+    )
     for root in index.roots.values():
         _require(bool(root.children), "a root has no children")
     _require(

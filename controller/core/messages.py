@@ -79,6 +79,7 @@ class PoolSpec:
     """What a driver registers.
 
     `sub_block_reuse`: a match may end inside a block, whose matched tokens are copied.
+    `merge_duplicates`: written copies of published blocks are given up, and tables repointed.
     """
 
     pool_name: str
@@ -91,6 +92,7 @@ class PoolSpec:
     vocabulary_size: int = 0
     caching_disabled: bool = False
     sub_block_reuse: bool = False
+    merge_duplicates: bool = False
     lease_ms: int | None = None
     worker_address: str = ""
 
@@ -228,6 +230,17 @@ class BlockCopy:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockRemap:
+    """A table entry that names another block with equal content from this step on."""
+
+    handle: Handle
+    group_index: int
+    block_index: int
+    old_block_id: BlockId
+    new_block_id: BlockId
+
+
+@dataclass(frozen=True, slots=True)
 class SequencePlan:
     """What a worker executes for one sequence in one step.
 
@@ -324,12 +337,16 @@ class CutSequence:
 
 @dataclass(frozen=True, slots=True)
 class StepReply:
-    """Answers an applied step: one outcome per entry, in order."""
+    """Answers an applied step: one outcome per entry, in order.
+
+    `remaps` hold before the step's entries do, so none of its plans reads a replaced block.
+    """
 
     step_id: StepId
     outcomes: tuple[Outcome, ...]
     cut_sequences: tuple[CutSequence, ...] = ()
     available_block_count: int = 0
+    remaps: tuple[BlockRemap, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

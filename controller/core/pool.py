@@ -117,6 +117,7 @@ class Pool:
         log.check(step)
         validate_step.step(step, self.spec)
         self._execute(step.executed_step_id)
+        remaps = state.twins.merge() if self.spec.merge_duplicates else ()
         cut_sequences: tuple[CutSequence, ...] = ()
         if step.failed is not None:
             log.fail()
@@ -124,7 +125,8 @@ class Pool:
         context = StepContext(step.step_id, now_ms, step.token_budget)
         outcomes = tuple(self._apply_entry(context, entry) for entry in step.entries)
         state.supply.end_step()
-        reply = StepReply(step.step_id, outcomes, cut_sequences, state.supply.available_count)
+        available_count = state.supply.available_count
+        reply = StepReply(step.step_id, outcomes, cut_sequences, available_count, remaps)
         log.append(reply, has_work=context.has_work)
         return reply
 
@@ -232,7 +234,7 @@ class Pool:
             state.events.remove(node, start=0, end=node.lane.published_count)
         dropped_count = self._drop_idle()
         state.index.clear()
-        state.twins.unsettled.clear()
+        state.twins.forget_all()
         return dropped_count
 
     def _drop_idle(self) -> int:

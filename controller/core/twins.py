@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from prefixd.controller.core.free_order import FreeOrder
 from prefixd.controller.core.index import PrefixIndex
-from prefixd.controller.core.messages import Handle, StepId
+from prefixd.controller.core.messages import BlockId, BlockRemap, Handle, StepId
 from prefixd.controller.core.node import Lane, Node, PrivateCopy
 from prefixd.controller.core.sequences import Sequence, SequenceColumns
 from prefixd.controller.core.step_log import StepLog
@@ -24,7 +24,7 @@ class Twins:
 
     Invariants: `unsettled` has every lane with an unwritten copy; `table_counts` has the blocks
     outside the index that stand in more than one table, with the number of tables: copies, and
-    blocks that forks share.
+    blocks that forks share. With `merge_duplicates`, `unmerged` has every lane with a written copy.
     """
 
     def __init__(
@@ -34,10 +34,14 @@ class Twins:
         columns: SequenceColumns,
         log: StepLog,
         sequences: Mapping[Handle, Sequence],
+        *,
+        merge_duplicates: bool,
     ) -> None:
         self.unsettled: dict[Lane, None] = {}
+        self.unmerged: dict[Lane, None] = {}
         self.table_counts: dict[int, int] = {}
         self._serial = 0
+        self._merge_duplicates = merge_duplicates
         self._index = index
         self._order = order
         self._columns = columns
@@ -80,6 +84,49 @@ class Twins:
             self._take_place(lane, written[0])
         if all(self.is_written(copy) for copy in lane.copies):
             self.unsettled.pop(lane, None)
+        if self._merge_duplicates and lane.copies:
+            self.unmerged[lane] = None
+
+    def merge(self) -> tuple[BlockRemap, ...]:
+        """Give up every written copy for the indexed block, which is published and held.
+
+        Tables are repointed in the order of their sequences' handles; blocks that stand in no table
+        any more go to the very front of the free order.
+        """
+        merged = [
+            (copy, lane) for lane in self.unmerged for copy in lane.copies if self.is_written(copy)
+        ]
+        self.unmerged.clear()
+        merged.sort(key=lambda pair: (pair[0].sequence.handle, pair[0].block_index))
+        freed: list[int] = []
+        for copy, lane in merged:
+            assert lane.published_count
+            assert lane.holder_count
+            self.drop_copy(copy.sequence, lane, copy.block_index)
+            lane.holder_count += 1
+            if self.leave_table(copy.block_id):
+                freed.append(copy.block_id)
+        self._order.push_front(freed)
+        return tuple(
+            BlockRemap(
+                handle=copy.sequence.handle,
+                group_index=0,
+                block_index=copy.block_index,
+                old_block_id=BlockId(copy.block_id),
+                new_block_id=BlockId(lane.block_ids[0]),
+            )
+            for copy, lane in merged
+        )
+
+    def forget(self, lane: Lane) -> None:
+        """Say that a lane has left the index."""
+        self.unsettled.pop(lane, None)
+        self.unmerged.pop(lane, None)
+
+    def forget_all(self) -> None:
+        """Say that every lane has left the index."""
+        self.unsettled.clear()
+        self.unmerged.clear()
 
     def _take_place(self, lane: Lane, copy: PrivateCopy) -> None:
         old_block_id = lane.block_ids[0]

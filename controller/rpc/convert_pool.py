@@ -29,6 +29,7 @@ def pool_spec_value(request: pool_pb2.RegisterPoolRequest) -> PoolSpec:
         vocabulary_size=request.vocabulary_size,
         caching_disabled=request.caching_disabled,
         sub_block_reuse=request.sub_block_reuse,
+        merge_duplicates=request.merge_duplicates,
         lease_ms=duration_ms(request.lease) if request.HasField("lease") else None,
         worker_address=request.worker_address,
     )

@@ -46,6 +46,14 @@ def _fill_step(message: cache_pb2.StepResponse, reply: StepReply) -> None:
             known_count=cut.known_count,
             scheduled_count=cut.scheduled_count,
         )
+    for remap in reply.remaps:
+        message.remaps.add(
+            handle=remap.handle,
+            group_index=remap.group_index,
+            block_index=remap.block_index,
+            old_block_id=remap.old_block_id,
+            new_block_id=remap.new_block_id,
+        )
 
 
 def reason_value(reason: str) -> errors_pb2.ErrorReason.ValueType:

@@ -78,6 +78,7 @@ class PoolMachine(RuleBasedStateMachine):
         caching_disabled=st.sampled_from((False,) * 15 + (True,)),
         model_version=st.sampled_from(("", "", "w1")),
         sub_block_reuse=st.booleans(),
+        merge_duplicates=st.booleans(),
     )
     def register(
         self,
@@ -87,6 +88,7 @@ class PoolMachine(RuleBasedStateMachine):
         caching_disabled: bool,
         model_version: str,
         sub_block_reuse: bool,
+        merge_duplicates: bool,
     ) -> None:
         """Makes both pools."""
         spec = PoolSpec(
@@ -97,6 +99,7 @@ class PoolMachine(RuleBasedStateMachine):
             caching_disabled=caching_disabled,
             model_version=model_version,
             sub_block_reuse=sub_block_reuse,
+            merge_duplicates=merge_duplicates,
         )
         self.algorithm = algorithm
         self.root = root_digest(algorithm, seed=SEED)

@@ -54,6 +54,7 @@ class Shape:
     identity_rate: float
     fork_rate: float
     sub_block_reuse: bool
+    merge_duplicates: bool
     skip_rate: float
 
     @classmethod
@@ -72,6 +73,7 @@ class Shape:
             identity_rate=chance.choice((0.0, 0.3)),
             fork_rate=chance.choice((0.0, 0.3, 0.6)),
             sub_block_reuse=chance.choice((False, True)),
+            merge_duplicates=chance.choice((False, True)),
             skip_rate=chance.choice((0.0, 0.15, 0.5)),
         )
 
@@ -88,6 +90,7 @@ class Run:
             block_count=self.shape.block_count,
             block_size=self.shape.block_size,
             sub_block_reuse=self.shape.sub_block_reuse,
+            merge_duplicates=self.shape.merge_duplicates,
         )
         self.pool = Pool(spec, epoch=1, hasher=Hasher(self.algorithm, seed=SEED))
         self.model = NaiveLog(spec)

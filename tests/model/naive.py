@@ -5,9 +5,9 @@ order is a list, and whatever can be counted is counted again each time it is as
 `tests.model.steps` adds the log of steps.
 """
 
-
 from prefixd.controller.core.errors import BlocksInUse
 from prefixd.controller.core.messages import (
+    BlockRemap,
     BlockId,
     Handle,
     Identity,
@@ -310,6 +310,23 @@ class NaivePool:
             written = self.written_copies_of(place)
             if written:
                 self._enter(place, self.oldest(written))
+
+    def merge_twins(self) -> tuple[BlockRemap, ...]:
+        """Gives up every written copy for the written block of its place, table by table."""
+        remaps: list[BlockRemap] = []
+        freed: list[BlockId] = []
+        for handle in sorted(self.sequences):
+            sequence = self.sequences[handle]
+            for index in range(sequence.completed if sequence.cacheable else 0):
+                own = sequence.table[index]
+                indexed = self.index[sequence.place(index)]
+                if own != indexed and self.is_written(own):
+                    assert self.is_written(indexed)
+                    sequence.table[index] = indexed
+                    freed += self.let_go(own)
+                    remaps.append(BlockRemap(handle, 0, index, own, indexed))
+        self.free[:0] = freed
+        return tuple(remaps)
 
     def place_of_copy(self, copy: BlockId) -> Place:
         """Returns the place that a private copy stands at."""

@@ -6,6 +6,7 @@ from prefixd.controller.core.messages import (
     AwaitPrefix,
     BlockCopy,
     BlockId,
+    BlockRemap,
     CloseEntry,
     CloseOutcome,
     CutSequence,
@@ -50,6 +51,7 @@ class NaiveLog(NaiveCopies):
         self._budget_left: int | None = None
         self._outcomes: list[Outcome] = []
         self._cut: tuple[CutSequence, ...] = ()
+        self._remaps: tuple[BlockRemap, ...] = ()
 
     def apply_step(self, step: Step) -> StepReply:
         """Applies a well-formed step, or gives the kept reply of a known one."""
@@ -70,6 +72,7 @@ class NaiveLog(NaiveCopies):
             self.executed_step_id = executed
             self.settle_twins()
         self.settled_step_id = max(self.settled_step_id, self.executed_step_id)
+        self._remaps = self.merge_twins() if self.spec.merge_duplicates else ()
         self._cut = ()
         if step.failed is not None:
             self._cut = self._fail()
@@ -85,7 +88,7 @@ class NaiveLog(NaiveCopies):
     def finish_step(self) -> StepReply:
         """Answers the step that was begun."""
         step_id = StepId(self.applied_step_id)
-        reply = StepReply(step_id, tuple(self._outcomes), self._cut, len(self.free))
+        reply = StepReply(step_id, tuple(self._outcomes), self._cut, len(self.free), self._remaps)
         self.replies[step_id] = reply
         for known in [known for known in self.replies if known <= self.settled_step_id]:
             del self.replies[known]

@@ -175,6 +175,18 @@ def test_sub_block_reuse_copies_the_matched_part_of_a_block(calls):
     assert match(driver, [*PROMPT[:6], 1, 2]).published_token_count == 6
 
 
+def test_merged_duplicates_reach_the_driver_as_remaps(calls):
+    """S15 over the wire: the response of the step that confirms a duplicate repoints its table."""
+    driver = Driver(calls, merge_duplicates=True)
+    shown = calls.inspect.GetPool(inspect_pb2.GetPoolRequest(pool_name=driver.pool_name))
+    assert shown.pool.merge_duplicates
+    driver.step(open_entry(1, PROMPT[:8]))
+    driver.step(open_entry(2, PROMPT[:8]))
+    (remap,) = driver.step().remaps
+    assert (remap.handle, remap.group_index, remap.block_index) == (2, 0, 1)
+    assert (remap.old_block_id, remap.new_block_id) == (3, 2)
+
+
 def test_new_model_version_drops_idle_blocks(calls):
     """S4 over the wire: blocks of the old version are dropped and match nothing."""
     driver = Driver(calls)
