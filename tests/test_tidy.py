@@ -20,7 +20,12 @@ from tests.tidy import rules
 
 PROTO_FILES = ("admin", "cache", "inspect", "pool", "worker")
 SHIPPED_FOLDERS = ("clients", "controller", "kernels", "worker")
-FOLDERS_WITH_TORCH = ("kernels", "worker")
+EXTRA_OF_PATH = {
+    "clients/cli/relay.py": "events",
+    "clients/relay": "events",
+    "kernels": "worker",
+    "worker": "worker",
+}
 BYTES_PER_FILE_MAX = 1_000_000
 
 # Reasons that are part of the protocol while the feature that gives them is still to come.
@@ -142,7 +147,7 @@ def test_the_wheel_holds_what_the_editable_install_shows(
 def test_imported_distributions_are_declared(
     project: dict[str, Any], sources: dict[str, str]
 ) -> None:
-    """Controller and clients need the base install alone, kernels and worker their extra."""
+    """Controller and clients need the base install alone; what needs more has its extra."""
     base = _names(project["project"]["dependencies"])
     extras = {
         extra: _names(requirements)
@@ -151,12 +156,12 @@ def test_imported_distributions_are_declared(
     distributions = dict(metadata.packages_distributions())
     findings: list[rules.Finding] = []
     for path, source in sources.items():
-        folder = path.split("/")[0]
         declared = base
-        if folder in FOLDERS_WITH_TORCH:
-            declared |= extras["worker"]
-        elif folder not in SHIPPED_FOLDERS:
+        if path.split("/")[0] not in SHIPPED_FOLDERS:
             declared |= frozenset().union(*extras.values())
+        for prefix, extra in EXTRA_OF_PATH.items():
+            if PurePosixPath(path).is_relative_to(prefix):
+                declared |= extras[extra]
         findings += rules.check_dependencies(
             path,
             source,
