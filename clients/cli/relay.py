@@ -1,9 +1,7 @@
 """The command that publishes a pool's events to vLLM's consumers."""
 
 import asyncio
-import signal
-import time
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -17,11 +15,7 @@ from prefixd.clients.cli.options import (
     settings_of,
 )
 from prefixd.clients.connection import Connection
-from prefixd.clients.controller_client import AsyncControllerClient
 from prefixd.clients.errors import PrefixdError
-
-if TYPE_CHECKING:
-    from prefixd.clients.relay.publisher import Publication
 
 BATCHES_KEPT_MAX = 10_000
 """Batches that can be replayed."""
@@ -58,7 +52,9 @@ def relay(  # noqa: PLR0917 - typer fills in options by name
     Example: prefixd relay --replay tcp://127.0.0.1:5558 --topic kv@pod-1@smollm2
     """
     try:
-        from prefixd.clients.relay.publisher import Publication
+        from prefixd.clients.relay.process import relay_pool
+        from prefixd.clients.relay.publisher import Publication, Publisher
+        from prefixd.clients.relay.vllm_events import HashForm
     except ImportError as error:
         raise PrefixdError(
             f"{error.name} is missing; install it with: pip install 'prefixd[events]'"
@@ -66,39 +62,22 @@ def relay(  # noqa: PLR0917 - typer fills in options by name
     settings = settings_of(context)
     with settings.controller(controller) as client:
         name = client.pool(pool_name_of(client, pool_name)).pool_name
+
+    def announce(publisher: Publisher) -> None:
+        _announce(name, publisher.endpoint, publisher.replay_endpoint, as_json=as_json)
+
     publication = Publication(
         endpoint, replay_endpoint, topic, data_parallel_rank, batches_kept_max
     )
-    connection = Connection(controller, timeout_s=settings.timeout_s, tls=settings.tls)
-    form = "bytes" if has_bytes_hashes else "int"
-    asyncio.run(_relay(connection, publication, pool_name=name, form=form, as_json=as_json))
-
-
-async def _relay(
-    connection: Connection, publication: "Publication", *, pool_name: str, form: str, as_json: bool
-) -> None:
-    import zmq
-
-    from prefixd.clients.relay.follow import Relay
-    from prefixd.clients.relay.publisher import Publisher
-    from prefixd.clients.relay.vllm_events import HashForm
-
-    try:
-        publisher = Publisher(publication, clock=time.time)
-    except zmq.ZMQError as error:
-        raise PrefixdError(f"cannot publish on {publication.endpoint}: {error}") from error
-    async with AsyncControllerClient(connection) as client:
-        relaying = asyncio.ensure_future(
-            Relay(client, publisher, pool_name=pool_name, form=HashForm(form)).run()
+    asyncio.run(
+        relay_pool(
+            Connection(controller, timeout_s=settings.timeout_s, tls=settings.tls),
+            publication,
+            pool_name=name,
+            form=HashForm.BYTES if has_bytes_hashes else HashForm.INT,
+            on_started=announce,
         )
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, relaying.cancel)
-        _announce(pool_name, publisher.endpoint, publisher.replay_endpoint, as_json=as_json)
-        try:
-            await relaying
-        except asyncio.CancelledError:
-            pass
-        finally:
-            publisher.close()
+    )
 
 
 def _announce(pool_name: str, endpoint: str, replay_endpoint: str | None, *, as_json: bool) -> None:

@@ -15,7 +15,7 @@ DATA = Path(__file__).parent / "data" / "apc_traces.json"
 
 
 def test_committed_traces_replay_equal_over_grpc(capsys: pytest.CaptureFixture[str]) -> None:
-    """Results, events, free order, index, counts, tables and counters equal the record."""
+    """Results, events (S25), free order, index, counts, tables and counters equal the record."""
     assert replay.main([str(DATA)]) == 0
     assert capsys.readouterr().out == "2 traces, 320 operations: all equal\n"
 
