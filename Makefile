@@ -62,7 +62,7 @@ baseline: $(BUF) ## Take the present protos as what later ones must stay compati
 
 pins: $(VENV)/.installed ## Check that constraints.txt resolves from the registry alone
 	PIP_CONFIG_FILE=/dev/null PIP_FIND_LINKS= $(BIN)/python -m pip install --quiet --dry-run \
-		--ignore-installed --no-build-isolation --constraint constraints.txt ".[worker,dev]"
+		--ignore-installed --no-build-isolation --constraint constraints.txt ".[worker,events,dev]"
 
 clean: ## Remove all that the targets above made, but for the model cache
 	rm -rf $(VENV) .typing protos/gen build dist *.egg-info bench/out
