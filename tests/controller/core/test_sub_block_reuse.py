@@ -37,7 +37,7 @@ def copied(outcome: object) -> tuple[int, ...]:
     return (copy.source_block_id, copy.target_block_id, copy.token_count, copy.block_index)
 
 
-def test_a_match_ends_at_the_first_different_token() -> None:
+def test_s6_a_match_ends_at_the_first_different_token() -> None:
     """Six of seven tokens are cached: one block shared, two tokens copied, one computed."""
     driver = driver_of()
     driver.open(1, PROMPT)
@@ -52,7 +52,7 @@ def test_a_match_ends_at_the_first_different_token() -> None:
     assert statistics.hit_token_count == 6
 
 
-def test_without_the_option_whole_blocks_alone_match() -> None:
+def test_s6_without_the_option_whole_blocks_alone_match() -> None:
     """The default is off."""
     driver = Driver()
     driver.open(1, PROMPT)
