@@ -10,6 +10,7 @@ Results are frozen values; every error is a PrefixdError, whose `reason` is the 
 
 from prefixd.clients.answers import (
     Answer,
+    BeamSearch,
     ChatPrompt,
     Chunk,
     Conversation,
@@ -17,6 +18,7 @@ from prefixd.clients.answers import (
     GenerateOptions,
     Message,
     Prompt,
+    Reloaded,
     Started,
     TokenCount,
     TokenPrompt,
@@ -78,6 +80,7 @@ __all__ = [
     "AsyncControllerClient",
     "AsyncEventStream",
     "AsyncWorkerClient",
+    "BeamSearch",
     "Block",
     "BlockContent",
     "BlockHolders",
@@ -110,6 +113,7 @@ __all__ = [
     "PrefixdError",
     "Prompt",
     "Published",
+    "Reloaded",
     "Removed",
     "Sequence",
     "SequenceTables",

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
+from prefixd.clients.results import LoraAdapter
+
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
@@ -37,11 +39,23 @@ Prompt: TypeAlias = str | ChatPrompt | TokenPrompt
 
 
 @dataclass(frozen=True, slots=True)
+class BeamSearch:
+    """How to search with beams. `length_penalty` None is 1."""
+
+    beam_count: int
+    length_penalty: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateOptions:
     """How to answer. The defaults are greedy and the server's own length limit.
 
     `token_count_max` 0 is the server's default. `top_p` None is 1; `seed` None is random.
     `sequence_id` names the sequence for inspection; empty lets the worker make a name.
+    `prompt_logprobs` asks for the log probabilities of the prompt's tokens, which keeps the cache
+    from being read. `draft_token_count_max` lets prompt lookup guess so many tokens ahead.
+    `sample_count` above 1 asks for several answers, drawn with the seeds from `seed` on, or for so
+    many hypotheses of `beam_search`, the best first.
     """
 
     token_count_max: int = 0
@@ -54,6 +68,11 @@ class GenerateOptions:
     cache_salt: str = ""
     skip_cache_read: bool = False
     sequence_id: str = ""
+    prompt_logprobs: bool = False
+    draft_token_count_max: int = 0
+    lora_name: str = ""
+    sample_count: int = 1
+    beam_search: BeamSearch | None = None
 
 
 class FinishReason(StrEnum):
@@ -82,11 +101,17 @@ class Chunk:
 
     text: str
     token_ids: tuple[int, ...]
+    sample_index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A complete answer. `stop_string` is the one that appeared; empty: none."""
+    """A complete answer.
+
+    `stop_string` is the one that appeared; empty: none. `score` is that of a beam search's
+    hypothesis. `prompt_logprobs` are natural logarithms, from the prompt's second token on; None
+    where they were not asked for.
+    """
 
     sequence_id: str
     text: str
@@ -100,6 +125,11 @@ class Answer:
     time_to_first_token_ms: float
     decode_tokens_per_second: float
     preemption_count: int
+    draft_token_count: int
+    accepted_draft_token_count: int
+    sample_index: int
+    score: float | None
+    prompt_logprobs: tuple[float, ...] | None
 
     @property
     def message(self) -> Message:
@@ -141,6 +171,15 @@ class WorkerInfo:
     decode_token_count: int
     preemption_count: int
     chunk_token_count_max: int
+    lora_adapters: tuple[LoraAdapter, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reloaded:
+    """A worker runs other weights; `dropped_block_count` cached blocks went with the old ones."""
+
+    previous_model_version: str
+    dropped_block_count: int
 
 
 class Conversation:

@@ -187,12 +187,15 @@ def _age_histogram(message: inspect_pb2.AgeHistogram) -> results.AgeHistogram:
     )
 
 
+def lora_value(message: types_pb2.LoraAdapter) -> results.LoraAdapter:
+    """A LoRA adapter as a value."""
+    return results.LoraAdapter(name=message.name, path=message.path, version=message.version)
+
+
 def _identity(message: types_pb2.Identity) -> results.Identity:
     lora = None
     if message.HasField("lora"):
-        lora = results.LoraAdapter(
-            name=message.lora.name, path=message.lora.path, version=message.lora.version
-        )
+        lora = lora_value(message.lora)
     return results.Identity(
         lora=lora,
         multimodal_items=tuple(

@@ -1,10 +1,11 @@
 """The worker's calls as values, and the reading of an answer's stream."""
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from prefixd.clients import answers
 from prefixd.clients.calls import Call, method_path
-from prefixd.clients.convert import named
+from prefixd.clients.convert import lora_value, named
 from prefixd.clients.errors import AnswerIncomplete
 from prefixd.v1 import worker_pb2
 
@@ -52,19 +53,46 @@ def generate_request(
         cache_salt=options.cache_salt,
         skip_cache_read=options.skip_cache_read,
         sequence_id=options.sequence_id,
+        prompt_logprobs=options.prompt_logprobs,
+        draft_token_count_max=options.draft_token_count_max,
+        lora_name=options.lora_name,
+        sample_count=options.sample_count,
+        beam_search=_beam_search(options.beam_search),
     )
+
+
+def reload_weights(
+    *, model_version: str, folder: str
+) -> Call[worker_pb2.ReloadWeightsResponse, answers.Reloaded]:
+    """WorkerService.ReloadWeights."""
+    return Call(
+        method_path(worker_pb2.DESCRIPTOR, "WorkerService", "ReloadWeights"),
+        worker_pb2.ReloadWeightsRequest(model_version=model_version, folder=folder),
+        worker_pb2.ReloadWeightsResponse,
+        lambda answer: answers.Reloaded(answer.previous_model_version, answer.dropped_block_count),
+    )
+
+
+def _beam_search(search: answers.BeamSearch | None) -> worker_pb2.BeamSearch | None:
+    if search is None:
+        return None
+    return worker_pb2.BeamSearch(beam_count=search.beam_count, length_penalty=search.length_penalty)
 
 
 @dataclass(slots=True)
 class AnswerReader:
-    """Puts an answer together from the parts of its stream.
+    """Puts the answers of one request together from the parts of their stream.
 
-    `started` is set by the first part, `answer` by the last one.
+    `started` is set by the first part; each answer is complete with a part of its own.
     """
 
+    sample_count: int = 1
     started: answers.Started | None = None
-    _chunks: list[answers.Chunk] = field(default_factory=list)
-    _finished: worker_pb2.GenerateFinished | None = None
+    _chunks: defaultdict[int, list[answers.Chunk]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    _finished: dict[int, worker_pb2.GenerateFinished] = field(default_factory=dict)
+    _prompt_logprobs: tuple[float, ...] | None = None
 
     def read(self, part: worker_pb2.GenerateResponse) -> answers.Chunk | None:
         """Takes the next part; returns it where it is a chunk."""
@@ -76,23 +104,37 @@ class AnswerReader:
                     cached_token_count=part.started.cached_token_count,
                     prompt_token_ids=tuple(part.started.prompt_token_ids),
                 )
+            case "prompt_logprobs":
+                self._prompt_logprobs = tuple(part.prompt_logprobs.logprobs)
             case "chunk":
-                chunk = answers.Chunk(part.chunk.text, tuple(part.chunk.token_ids))
-                self._chunks.append(chunk)
+                index = part.chunk.sample_index
+                chunk = answers.Chunk(part.chunk.text, tuple(part.chunk.token_ids), index)
+                self._chunks[index].append(chunk)
                 return chunk
             case "finished":
-                self._finished = part.finished
+                self._finished[part.finished.sample_index] = part.finished
         return None
 
-    def answer(self) -> answers.Answer:
-        """The complete answer; AnswerIncomplete where the stream has not come to its end."""
-        if self._finished is None or self.started is None:
+    def complete(self) -> tuple[answers.Answer, ...]:
+        """The complete answers; AnswerIncomplete where the stream has not come to its end."""
+        expected = set(range(self.sample_count))
+        if self.started is None or set(self._finished) != expected:
             raise AnswerIncomplete("the answer's stream ended before the answer was complete")
-        finished = self._finished
+        return tuple(
+            self._answer(self.started, self._finished[index], self._chunks[index])
+            for index in sorted(expected)
+        )
+
+    def _answer(
+        self,
+        started: answers.Started,
+        finished: worker_pb2.GenerateFinished,
+        chunks: list[answers.Chunk],
+    ) -> answers.Answer:
         return answers.Answer(
-            sequence_id=self.started.sequence_id,
-            text="".join(chunk.text for chunk in self._chunks),
-            token_ids=tuple(token for chunk in self._chunks for token in chunk.token_ids),
+            sequence_id=started.sequence_id,
+            text="".join(chunk.text for chunk in chunks),
+            token_ids=tuple(token for chunk in chunks for token in chunk.token_ids),
             finish_reason=named(
                 answers.FinishReason, worker_pb2.FinishReason.DESCRIPTOR, finished.finish_reason
             ),
@@ -104,6 +146,11 @@ class AnswerReader:
             time_to_first_token_ms=finished.time_to_first_token.ToMicroseconds() / 1_000,
             decode_tokens_per_second=finished.decode_tokens_per_second,
             preemption_count=finished.preemption_count,
+            draft_token_count=finished.draft_token_count,
+            accepted_draft_token_count=finished.accepted_draft_token_count,
+            sample_index=finished.sample_index,
+            score=finished.score if finished.HasField("score") else None,
+            prompt_logprobs=self._prompt_logprobs,
         )
 
 
@@ -144,4 +191,5 @@ def _worker_info(message: worker_pb2.GetWorkerInfoResponse) -> answers.WorkerInf
         decode_token_count=message.decode_token_count,
         preemption_count=message.preemption_count,
         chunk_token_count_max=message.chunk_token_count_max,
+        lora_adapters=tuple(lora_value(lora) for lora in message.lora_adapters),
     )

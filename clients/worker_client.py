@@ -11,6 +11,7 @@ from prefixd.clients.answers import (
     Conversation,
     GenerateOptions,
     Prompt,
+    Reloaded,
     Started,
     TokenCount,
     WorkerInfo,
@@ -37,10 +38,10 @@ class AnswerStream:
     Leaving the `with` block before the end cancels the call, and the worker closes the sequence.
     """
 
-    def __init__(self, call: StreamCall[worker_pb2.GenerateResponse]) -> None:
+    def __init__(self, call: StreamCall[worker_pb2.GenerateResponse], *, sample_count: int) -> None:
         self._call = call
         self._parts = call.parts()
-        self._reader = worker_calls.AnswerReader()
+        self._reader = worker_calls.AnswerReader(sample_count)
 
     def started(self) -> Started:
         """Waits until the sequence runs and tells how much of its prompt was cached."""
@@ -59,10 +60,14 @@ class AnswerStream:
                 yield chunk
 
     def answer(self) -> Answer:
-        """Waits for the end and returns the complete answer."""
+        """Waits for the end and returns the complete answer, the first of several."""
+        return self.answers()[0]
+
+    def answers(self) -> tuple[Answer, ...]:
+        """Waits for the end and returns all samples, or all hypotheses, best first."""
         for _ in self:
             pass
-        return self._reader.answer()
+        return self._reader.complete()
 
     def __enter__(self) -> Self:
         return self
@@ -95,7 +100,8 @@ class WorkerClient(SyncClient):
     ) -> AnswerStream:
         """Begins an answer and returns its stream; use it in a `with` block."""
         request = worker_calls.generate_request(prompt, options)
-        return AnswerStream(self._transport.generate(request, timeout_s=timeout_s))
+        call = self._transport.generate(request, timeout_s=timeout_s)
+        return AnswerStream(call, sample_count=options.sample_count)
 
     def generate(
         self,
@@ -107,6 +113,13 @@ class WorkerClient(SyncClient):
         """Generates a whole answer."""
         with self.stream(prompt, options, timeout_s=timeout_s) as stream:
             return stream.answer()
+
+    def generate_all(
+        self, prompt: Prompt, options: GenerateOptions, *, timeout_s: float | None = None
+    ) -> tuple[Answer, ...]:
+        """Generates all answers that the options ask for."""
+        with self.stream(prompt, options, timeout_s=timeout_s) as stream:
+            return stream.answers()
 
     def chat(
         self,
@@ -129,14 +142,23 @@ class WorkerClient(SyncClient):
         """Describes the worker and its pool."""
         return self._transport.call(worker_calls.worker_info(), timeout_s=timeout_s)
 
+    def reload_weights(
+        self, model_version: str, *, folder: str = "", timeout_s: float | None = None
+    ) -> Reloaded:
+        """Makes the worker read its weights again, from a folder of its machine; see the proto."""
+        call = worker_calls.reload_weights(model_version=model_version, folder=folder)
+        return self._transport.call(call, timeout_s=timeout_s)
+
 
 class AsyncAnswerStream:
     """AnswerStream's twin for asyncio."""
 
-    def __init__(self, call: AsyncStreamCall[worker_pb2.GenerateResponse]) -> None:
+    def __init__(
+        self, call: AsyncStreamCall[worker_pb2.GenerateResponse], *, sample_count: int
+    ) -> None:
         self._call = call
         self._parts = call.parts()
-        self._reader = worker_calls.AnswerReader()
+        self._reader = worker_calls.AnswerReader(sample_count)
 
     async def started(self) -> Started:
         """Waits until the sequence runs and tells how much of its prompt was cached."""
@@ -155,10 +177,14 @@ class AsyncAnswerStream:
                 yield chunk
 
     async def answer(self) -> Answer:
-        """Waits for the end and returns the complete answer."""
+        """Waits for the end and returns the complete answer, the first of several."""
+        return (await self.answers())[0]
+
+    async def answers(self) -> tuple[Answer, ...]:
+        """Waits for the end and returns all samples, or all hypotheses, best first."""
         async for _ in self:
             pass
-        return self._reader.answer()
+        return self._reader.complete()
 
     async def __aenter__(self) -> Self:
         return self
@@ -187,7 +213,8 @@ class AsyncWorkerClient(AsyncClient):
     ) -> AsyncAnswerStream:
         """Begins an answer and returns its stream; use it in an `async with` block."""
         request = worker_calls.generate_request(prompt, options)
-        return AsyncAnswerStream(self._transport.generate(request, timeout_s=timeout_s))
+        call = self._transport.generate(request, timeout_s=timeout_s)
+        return AsyncAnswerStream(call, sample_count=options.sample_count)
 
     async def generate(
         self,
@@ -199,6 +226,13 @@ class AsyncWorkerClient(AsyncClient):
         """Generates a whole answer."""
         async with self.stream(prompt, options, timeout_s=timeout_s) as stream:
             return await stream.answer()
+
+    async def generate_all(
+        self, prompt: Prompt, options: GenerateOptions, *, timeout_s: float | None = None
+    ) -> tuple[Answer, ...]:
+        """Generates all answers that the options ask for."""
+        async with self.stream(prompt, options, timeout_s=timeout_s) as stream:
+            return await stream.answers()
 
     async def chat(
         self,
@@ -220,3 +254,10 @@ class AsyncWorkerClient(AsyncClient):
     async def worker_info(self, *, timeout_s: float | None = None) -> WorkerInfo:
         """Describes the worker and its pool."""
         return await self._transport.call(worker_calls.worker_info(), timeout_s=timeout_s)
+
+    async def reload_weights(
+        self, model_version: str, *, folder: str = "", timeout_s: float | None = None
+    ) -> Reloaded:
+        """Makes the worker read its weights again, from a folder of its machine; see the proto."""
+        call = worker_calls.reload_weights(model_version=model_version, folder=folder)
+        return await self._transport.call(call, timeout_s=timeout_s)

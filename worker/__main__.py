@@ -55,6 +55,7 @@ from prefixd.worker.options import (
     ModelVersionOption,
     PoolNameOption,
     RunningSequenceCountMaxOption,
+    SubBlockReuseOption,
     ThreadsOption,
     TlsCertificateOption,
     TlsClientCaOption,
@@ -92,6 +93,7 @@ def main(
     model_version: ModelVersionOption = "",
     lora: LoraOption = [],  # noqa: B006 - typer copies it
     pool_name: PoolNameOption = "",
+    sub_block_reuse: SubBlockReuseOption = False,
     block_size: BlockSizeOption = BLOCK_SIZE_DEFAULT,
     block_count: BlockCountOption = 0,
     attention_backend: AttentionBackendOption = "torch",
@@ -128,6 +130,7 @@ def main(
             plaintext_allowed=allow_plaintext,
             pool_name=pool_name,
             model_version=model_version,
+            sub_block_reuse=sub_block_reuse,
             limits=SchedulerLimits(
                 chunk_token_count_max=chunk_token_count_max,
                 running_sequence_count_max=running_sequence_count_max,

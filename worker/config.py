@@ -69,6 +69,7 @@ class WorkerConfig:
         plaintext_allowed: whether other machines may be served in the clear.
         pool_name: name of the pool at the controller.
         model_version: of the weights that the worker starts with; empty: the default version.
+        sub_block_reuse: whether a cached prefix may end inside a block.
         limits: of the scheduler.
         lease_ms: how long the pool outlives its worker; None: the controller's default.
         controller_wait_s: how long running answers wait for a lost controller.
@@ -81,6 +82,7 @@ class WorkerConfig:
     plaintext_allowed: bool = False
     pool_name: str = "worker"
     model_version: str = ""
+    sub_block_reuse: bool = False
     limits: SchedulerLimits = field(default_factory=SchedulerLimits)
     lease_ms: int | None = None
     controller_wait_s: float = CONTROLLER_WAIT_S_DEFAULT

@@ -57,6 +57,7 @@ class Layout:
         """
         token_ids = (*sequence.token_ids, *draft_token_ids)
         for copy in plan.copies:
+            # A copy of a match's last, partial block goes to one of the new blocks.
             if copy.block_index < len(sequence.block_ids):
                 self._replace(sequence, copy, position=plan.scheduled_start)
         check_plan(plan, sequence, handle=handle, token_count=len(token_ids), shape=self._shape)

@@ -34,6 +34,8 @@ OPENS_PER_STEP_MAX = 16
 """Sequences that one step tries to admit: refused prompts travel again."""
 AWAIT_COUNT_MAX = 64
 """Opens that may be told to await a prefix before the sequence computes it itself."""
+PARTIAL_AWAIT_TOKEN_COUNT = 2
+"""Tokens for which an open awaits a prefix where matches may end inside a block."""
 SHORTAGE_COUNT_MAX = 8
 """Times that a sequence which runs alone may find no block before it is given up."""
 FORWARD_FAILURES_MAX = 3

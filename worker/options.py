@@ -48,6 +48,12 @@ LoraOption = Annotated[
         help="LoRA adapter in peft's format that requests can name; may be given again.",
     ),
 ]
+SubBlockReuseOption = Annotated[
+    bool,
+    typer.Option(
+        "--sub-block-reuse", help="Reuse cached tokens to the last, not whole blocks only."
+    ),
+]
 PoolNameOption = Annotated[
     str, typer.Option(help="Name of the pool at the controller; by default the model's name.")
 ]

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from prefixd.worker.limits import PARTIAL_AWAIT_TOKEN_COUNT
 from prefixd.worker.sequence import Sequence
 from prefixd.worker.step import Copy, Decoded, DecodeRow, Plan, StepAnswer, StepDraft
 
@@ -12,10 +13,22 @@ class PlanInvalid(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PoolShape:
-    """The pool that plans refer to: ``block_count`` blocks, block 0 included."""
+    """The pool that plans refer to.
+
+    Attributes:
+        block_count: its blocks, block 0 included.
+        block_size: token slots per block.
+        sub_block_reuse: whether a match may end inside a block.
+    """
 
     block_count: int
     block_size: int
+    sub_block_reuse: bool = False
+
+    @property
+    def await_token_count_min(self) -> int:
+        """How many more tokens of a prefix are worth waiting for."""
+        return PARTIAL_AWAIT_TOKEN_COUNT if self.sub_block_reuse else self.block_size
 
     @property
     def usable_slot_count(self) -> int:

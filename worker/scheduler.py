@@ -296,7 +296,7 @@ class Scheduler:
             token_ids=tuple(sequence.token_ids),
             schedule_token_count_max=self._limits.chunk_token_count_max,
             must_fit_token_count=must_fit,
-            await_token_count_min=self._shape.block_size if can_await else 0,
+            await_token_count_min=self._shape.await_token_count_min if can_await else 0,
         )
 
     def apply_cuts(self, cuts: tuple[Cut, ...]) -> None:

@@ -161,7 +161,7 @@ def build(
         wrap_runner: puts something around each forward pass: a measurement, or a fault.
     """
     model, kv = runner.model, runner.kv
-    shape = PoolShape(block_count=kv.block_count, block_size=kv.block_size)
+    shape = PoolShape(kv.block_count, kv.block_size, sub_block_reuse=config.sub_block_reuse)
     client = ControllerClient(
         config.controller, _pool_description(config, runner), log, tls=config.controller_tls
     )
@@ -245,6 +245,7 @@ def _pool_description(config: WorkerConfig, runner: ModelRunner) -> PoolDescript
         kv_format=f"{_dtype_name(model)} slot-major",
         vocabulary_size=model.vocabulary_size,
         model_version=config.model_version,
+        sub_block_reuse=config.sub_block_reuse,
         lease_ms=config.lease_ms,
     )
 

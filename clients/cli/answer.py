@@ -2,12 +2,20 @@
 
 import contextlib
 import sys
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from prefixd.clients.answers import Answer, ChatPrompt, Conversation, GenerateOptions, Message
+from prefixd.clients.answers import (
+    Answer,
+    BeamSearch,
+    ChatPrompt,
+    Conversation,
+    GenerateOptions,
+    Message,
+)
 from prefixd.clients.cli import output
 from prefixd.clients.cli.options import INT32_MAX, WORKER, AsJson, WorkerAddress, settings_of
 from prefixd.clients.errors import CallRefused
@@ -39,6 +47,12 @@ Stop = Annotated[
 CacheSalt = Annotated[
     str, typer.Option(help="Share cached blocks only with answers of the same salt.")
 ]
+LoraName = Annotated[
+    str, typer.Option("--lora", metavar="NAME", help="Answer through this LoRA adapter.")
+]
+DraftTokenCountMax = Annotated[
+    int, typer.Option(min=0, help="Guess so many tokens ahead by prompt lookup; 0: none.")
+]
 System = Annotated[str, typer.Option(help="System message.")]
 
 TYPE_HERE = "> "
@@ -66,12 +80,29 @@ def generate(
         bool, typer.Option("--skip-cache-read", help="Match nothing in the cache, yet publish.")
     ] = False,
     sequence_id: Annotated[str, typer.Option(help="Name of the sequence for inspection.")] = "",
+    prompt_logprobs: Annotated[
+        bool, typer.Option("--prompt-logprobs", help="Add the prompt's log probabilities to JSON.")
+    ] = False,
+    draft_token_count_max: DraftTokenCountMax = 0,
+    lora_name: LoraName = "",
+    sample_count: Annotated[
+        int, typer.Option("--samples", min=1, help="Answers to the one prompt.")
+    ] = 1,
+    beam_count: Annotated[
+        int, typer.Option("--beams", min=0, help="Search with so many beams; 0: draw tokens.")
+    ] = 0,
+    length_penalty: Annotated[
+        float | None, typer.Option(help="Of the beams' scores; 1 if left out.")
+    ] = None,
     worker: WorkerAddress = WORKER,
     as_json: AsJson = False,
 ) -> None:
     """Answer one prompt; the text streams to standard output, its cost to standard error.
 
-    Examples: prefixd generate "Once upon a time" -n 40; prefixd generate --chat - < question.txt
+    With --samples or --beams each answer is printed when all are complete.
+
+    Examples: prefixd generate "Once upon a time" -n 40; prefixd generate --chat - < question.txt;
+    prefixd generate "Once" --samples 4 --temperature 0.8; prefixd generate "Once" --beams 4
     """
     text = sys.stdin.read() if prompt == "-" else prompt
     options = GenerateOptions(
@@ -84,6 +115,11 @@ def generate(
         cache_salt=cache_salt,
         skip_cache_read=skip_cache_read,
         sequence_id=sequence_id,
+        prompt_logprobs=prompt_logprobs,
+        draft_token_count_max=draft_token_count_max,
+        lora_name=lora_name,
+        sample_count=sample_count,
+        beam_search=BeamSearch(beam_count, length_penalty) if beam_count else None,
     )
     messages = (Message("system", system),) if system else ()
     with settings_of(context).worker(worker) as client:
@@ -93,9 +129,12 @@ def generate(
             stream = client.stream(text, options)
         with stream:
             if as_json:
-                output.print_json(stream.answer())
-                return
-            _print_summary(_print_stream(stream))
+                answers = stream.answers()
+                output.print_json(answers[0] if sample_count == 1 else answers)
+            elif sample_count > 1:
+                _print_answers(stream.answers())
+            else:
+                _print_summary(_print_stream(stream))
 
 
 def chat(
@@ -109,6 +148,8 @@ def chat(
     seed: Seed = None,
     stop: Stop = None,
     cache_salt: CacheSalt = "",
+    draft_token_count_max: DraftTokenCountMax = 0,
+    lora_name: LoraName = "",
     worker: WorkerAddress = WORKER,
     as_json: AsJson = False,
 ) -> None:
@@ -127,6 +168,8 @@ def chat(
         seed=seed,
         stop_strings=tuple(stop or ()),
         cache_salt=cache_salt,
+        draft_token_count_max=draft_token_count_max,
+        lora_name=lora_name,
     )
     conversation = Conversation(system=system)
     with settings_of(context).worker(worker) as client:
@@ -138,6 +181,31 @@ def chat(
         for content in (line.strip() for line in sys.stdin):
             if content:
                 _turn(client, conversation, content, options, as_json=as_json)
+
+
+def reload(
+    context: typer.Context,
+    model_version: Annotated[str, typer.Argument(help="Version of the weights to read.")],
+    *,
+    folder: Annotated[
+        str, typer.Option(help="Folder on the worker's machine; the one of last time if left out.")
+    ] = "",
+    worker: WorkerAddress = WORKER,
+    as_json: AsJson = False,
+) -> None:
+    """Make a worker read its model's weights again; what the old ones cached is dropped.
+
+    Example: prefixd reload 2026-11-29 --folder ./my-model
+    """
+    with settings_of(context).worker(worker) as client:
+        reloaded = client.reload_weights(model_version, folder=folder)
+    if as_json:
+        output.print_json(reloaded)
+        return
+    typer.echo(
+        f"runs {model_version}; dropped {reloaded.dropped_block_count:,} blocks of"
+        f" {reloaded.previous_model_version or 'the default version'}"
+    )
 
 
 def _talk(client: WorkerClient, conversation: Conversation, options: GenerateOptions) -> None:
@@ -184,6 +252,13 @@ def _print_stream(stream: AnswerStream) -> Answer:
         print(chunk.text, end="", flush=True)
     print(flush=True)
     return stream.answer()
+
+
+def _print_answers(answers: Sequence[Answer]) -> None:
+    for answer in answers:
+        score = "" if answer.score is None else f" (score {answer.score:.4f})"
+        print(f"[{answer.sample_index}]{score} {answer.text}", flush=True)
+        _print_summary(answer)
 
 
 def _print_summary(answer: Answer) -> None:

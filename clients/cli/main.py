@@ -106,6 +106,10 @@ def _message(error: Exception) -> str:
 
 def main() -> None:
     """Runs the command line of this process."""
+    if sys.stdin is None or sys.stdout is None:
+        # The next file that is opened would get the closed one's number.
+        print_error("standard input and output must be open")
+        sys.exit(EXIT_FAILED)
     sys.exit(run(sys.argv[1:]))
 
 

@@ -13,6 +13,7 @@ from prefixd.clients.cli import main
 PAGE = Path("docs/command-line.md")
 PRINTED: tuple[Any, ...] = (
     answers.Answer,
+    answers.Reloaded,
     answers.WorkerInfo,
     events.BlockKey,
     events.Cleared,

@@ -210,7 +210,7 @@ def test_the_asyncio_client_answers_the_same(place: Place, client: WorkerClient)
 def test_a_stream_without_its_end_is_no_answer() -> None:
     """What a broken stream delivered is never taken for a whole answer."""
     with pytest.raises(AnswerIncomplete):
-        AnswerReader().answer()
+        AnswerReader().complete()
 
 
 def test_generate_prints_the_answer_and_its_cost(

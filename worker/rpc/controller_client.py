@@ -9,8 +9,8 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from prefixd.v1 import cache_pb2, cache_pb2_grpc, pool_pb2, pool_pb2_grpc, types_pb2
-from prefixd.worker.limits import MESSAGE_BYTES_MAX
 from prefixd.worker.logs import Log
+from prefixd.worker.rpc.controller_channel import open_channel
 from prefixd.worker.rpc.step_messages import reason_name
 from prefixd.worker.rpc.tls import ControllerTls
 
@@ -64,6 +64,7 @@ class PoolDescription:
     kv_format: str
     vocabulary_size: int
     model_version: str = ""
+    sub_block_reuse: bool = False
     lease_ms: int | None = None
 
 
@@ -105,7 +106,7 @@ class ControllerClient:
         """Makes a client that `run` brings to life. Raises TlsUnusable."""
         self._description = description
         self._log = log.bind(controller=address, pool_name=description.pool_name)
-        self._channel = _channel(address, tls)
+        self._channel = open_channel(address, tls)
         self._pools = pool_pb2_grpc.PoolServiceStub(self._channel)
         self._cache = cache_pb2_grpc.CacheServiceStub(self._channel)
         self._registration: Registration | None = None
@@ -259,6 +260,7 @@ class ControllerClient:
             kv_format=description.kv_format,
             vocabulary_size=description.vocabulary_size,
             worker_address=worker_address,
+            sub_block_reuse=description.sub_block_reuse,
         )
         if description.lease_ms is not None:
             request.lease.FromMilliseconds(description.lease_ms)
@@ -378,25 +380,3 @@ def _answers(outstanding: _Outstanding | None, step_id: int) -> bool:
         and outstanding.request.step_id == step_id
         and not outstanding.reply.done()
     )
-
-
-def _channel(address: str, tls: ControllerTls | None) -> grpc.aio.Channel:
-    options = _channel_options()
-    if tls is None:
-        return grpc.aio.insecure_channel(address, options=options)
-    return grpc.aio.secure_channel(address, tls.credentials(), options=options)
-
-
-def _channel_options() -> list[tuple[str, int]]:
-    return [
-        ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-        ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
-        ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", 2_000),
-        # A controller whose machine is gone sends no reset.
-        ("grpc.keepalive_time_ms", 10_000),
-        ("grpc.keepalive_timeout_ms", 5_000),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_pings_without_data", 0),
-    ]
