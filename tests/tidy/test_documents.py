@@ -14,6 +14,8 @@ import typer.main
 from prefixd.clients.cli.main import build
 
 DOCUMENTS = ("README.md", "CONTRIBUTING.md")
+VERDICTS = {"same": True, "differs": True, "later": False, "none": False}
+"""Verdicts of docs/behaviours.md, and whether they come with tests."""
 SERVERS_WITH_OPTIONS_OF_THEIR_OWN = ("controller", "worker", "up")
 
 
@@ -71,3 +73,24 @@ def test_python_examples_use_names_that_exist(repository_folder: Path) -> None:
             if isinstance(node, ast.ImportFrom) and node.module:
                 module = importlib.import_module(node.module)
                 assert [] == [name.name for name in node.names if not hasattr(module, name.name)]
+
+
+def test_every_behaviour_has_a_verdict_and_is_shown(repository_folder: Path) -> None:
+    """docs/behaviours.md has B01 to B57 in order; what is the same or differs names its tests."""
+    text = (repository_folder / "docs" / "behaviours.md").read_text()
+    rows = [row.split(" | ") for row in re.findall(r"^\| (B\d\d .*) \|$", text, re.MULTILINE)]
+    assert [f"B{number:02}" for number in range(1, 58)] == [row[0] for row in rows]
+    for number, _, verdict, *shown_by in rows:
+        assert verdict.rstrip(" |") in VERDICTS, number
+        assert bool(shown_by) == VERDICTS[verdict.rstrip(" |")], number
+
+
+def test_behaviours_name_tests_that_exist(repository_folder: Path) -> None:
+    """Every `file::function` of docs/behaviours.md is a test."""
+    text = (repository_folder / "docs" / "behaviours.md").read_text()
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
+    assert named
+    for path, name in named:
+        tree = ast.parse((repository_folder / path).read_text())
+        functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+        assert name in functions, f"{path}::{name}"

@@ -1,6 +1,5 @@
 """Behaviours of vLLM's block manager that no rule's test shows; docs/behaviours.md has them all."""
 
-from prefixd.controller.core.events import BlocksRemoved, BlocksStored, Event, PoolCleared
 from prefixd.controller.core.messages import (
     CloseReason,
     Identity,
@@ -14,11 +13,6 @@ from tests.controller.core.driver import (
 )
 
 PROMPT = list(range(100, 113))
-
-
-def events_after(driver: Driver, revision: int) -> tuple[Event, ...]:
-    """Returns what happened since a revision."""
-    return driver.pool.events.after(revision, count_max=1_000)
 
 
 def test_b03_equal_tokens_at_another_place_are_another_block() -> None:
@@ -127,68 +121,6 @@ def test_b37_a_preempted_sequence_finds_its_own_blocks_again() -> None:
     statistics = driver.pool.state.statistics
     assert (statistics.sequence_count, statistics.preempted_sequence_count) == (1, 1)
     assert statistics.preempted_hit_token_count == 12
-
-
-def test_b41_a_run_of_blocks_is_one_event_with_its_parent_and_tokens() -> None:
-    """Parent of the first block, tokens and digests of all, in order."""
-    driver = Driver(block_count=20)
-    driver.open(1, PROMPT[:5])
-    driver.step(close_entry(1))
-    driver.open(2, PROMPT)
-    driver.step()
-    digests = list(driver.published().values())
-    first, second = events_after(driver, 0)
-    assert isinstance(first, BlocksStored)
-    assert isinstance(second, BlocksStored)
-    assert (first.parent_hash, second.parent_hash) == (None, digests[0])
-    assert second.digests == b"".join(digests[1:])
-    assert second.token_ids == b"".join(token.to_bytes(4, "little") for token in PROMPT[4:12])
-
-
-def test_b43_an_eviction_is_told_before_what_is_stored_in_its_place() -> None:
-    """Removed when the block is taken, deepest first; stored when the new content is there."""
-    driver = Driver(block_count=4)
-    driver.open(1, PROMPT[:8])
-    driver.close(1)
-    digests = driver.published()
-    revision = driver.pool.revision
-    driver.open(2, [50] * 12)
-    (removed,) = events_after(driver, revision)
-    assert isinstance(removed, BlocksRemoved)
-    assert removed.digests == digests[2] + digests[1]
-    driver.step()
-    (stored,) = events_after(driver, removed.revision)
-    assert isinstance(stored, BlocksStored)
-
-
-def test_b44_a_copy_of_published_content_makes_no_event() -> None:
-    """Neither when it is stored, nor when one of two is gone; only the last one is told."""
-    driver = Driver(block_count=20)
-    driver.step(open_entry(1, PROMPT), open_entry(2, PROMPT, skip_cache_read=True))
-    driver.step()
-    stored = b"".join(
-        event.digests for event in events_after(driver, 0) if isinstance(event, BlocksStored)
-    )
-    assert stored == b"".join(driver.published().values())
-    revision = driver.pool.revision
-    driver.close(1)
-    driver.close(2)
-    driver.step()
-    assert events_after(driver, revision) == ()
-    driver.pool.flush()
-    (cleared,) = events_after(driver, revision)
-    assert isinstance(cleared, PoolCleared)
-
-
-def test_b45_a_hit_makes_no_event() -> None:
-    """The set of published digests is what events are about."""
-    driver = Driver(block_count=20)
-    driver.open(1, PROMPT)
-    driver.step()
-    revision = driver.pool.revision
-    assert driver.open(2, PROMPT).published_token_count == 12
-    driver.step(close_entry(2))
-    assert events_after(driver, revision) == ()
 
 
 def test_b47_an_open_may_ask_for_nothing_but_its_match() -> None:
