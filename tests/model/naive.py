@@ -317,7 +317,7 @@ class NaivePool:
         freed: list[BlockId] = []
         for handle in sorted(self.sequences):
             sequence = self.sequences[handle]
-            for index in range(sequence.completed if sequence.cacheable else 0):
+            for index in range(sequence.shared_count):
                 own = sequence.table[index]
                 indexed = self.index[sequence.place(index)]
                 if own != indexed and self.is_written(own):
