@@ -45,27 +45,7 @@ def enter_blocks(state: PoolState, sequence: Sequence, runs: list[WrittenRun]) -
         state.twins.add_copy(sequence, node, _pop_private(sequence, 1)[0])
 
 
-def catch_up(state: PoolState) -> None:
-    """Put a decoded batch's blocks into tables and index, in the order of its rows.
-
-    It touches an object per row, so the reply does not wait for it.
-    """
-    batch = state.decoded
-    if batch is None:
-        return
-    state.decoded = None
-    sequences = state.sequences
-    for handle, block_id in zip(batch.growing_handles.tolist(), batch.block_ids, strict=True):
-        sequences[handle].private_block_ids.append(block_id)
-    filled = zip(batch.full_handles.tolist(), batch.full_ends.tolist(), batch.tails, strict=True)
-    for handle, end, tail in filled:
-        sequence = sequences[handle]
-        sequence.full_tokens += tail.tobytes()
-        if not sequence.uncacheable and not _enter_next_block(state, sequence, end, batch.step_id):
-            enter_blocks(state, sequence, [(batch.step_id, end)])
-
-
-def _enter_next_block(state: PoolState, sequence: Sequence, end: int, step_id: StepId) -> bool:
+def enter_next_block(state: PoolState, sequence: Sequence, end: int, step_id: StepId) -> bool:
     """Let the block that ends a table of `end` full blocks enter the index, where it only lengthens
     the sequence's leaf; False, and nothing is changed, where more has to be done.
 

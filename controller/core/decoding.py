@@ -17,6 +17,7 @@ import numpy.typing as npt
 from prefixd.controller.core import limits
 from prefixd.controller.core.completion import complete_blocks
 from prefixd.controller.core.copying import copy_tail, note_tail, shared_tail
+from prefixd.controller.core.decoded import advance, catch_up
 from prefixd.controller.core.errors import (
     CacheError,
     LimitExceeded,
@@ -49,6 +50,7 @@ def decode(state: PoolState, step: StepContext, entry: DecodeEntry) -> DecodeOut
         is_quiet = is_regular & _are_quiet(state, entry, rows)
         quiet = np.flatnonzero(is_quiet)
         _decode_regular(state, step, _selected(entry, quiet), rows[quiet])
+        catch_up(state)
         one_by_one = np.flatnonzero(~is_quiet)
     token_ends = np.cumsum(entry.token_counts)
     new_block_ids = np.zeros(row_count, dtype=np.int64)
@@ -130,75 +132,43 @@ def _have_blocks(state: PoolState, entry: DecodeEntry, rows: IntArray) -> bool:
 def _decode_regular(
     state: PoolState, step: StepContext, entry: DecodeEntry, rows: IntArray
 ) -> DecodeOutcome:
-    columns = state.columns
-    block_size = state.spec.block_size
-    known = entry.known_count_before
     scheduled = entry.scheduled_count_before
-    needs_block = scheduled >= columns.capacity[rows]
-    has_token = entry.token_counts == 1
-    offsets = known % block_size
-    tail_places = (rows * block_size + offsets)[has_token]
-    columns.tail.reshape(-1)[tail_places] = entry.token_ids
-    columns.known[rows] = known + entry.token_counts
-    columns.scheduled[rows] = scheduled + 1
-    columns.planned_step_id[rows] = step.step_id
+    needs_block = scheduled >= state.columns.capacity[rows]
+    # Known once the step has ended, unlike all that waits.
+    state.columns.scheduled[rows] = scheduled + 1
     step.spend(len(rows))
     new_block_ids = np.zeros(len(rows), dtype=np.int64)
-    completes = has_token & (offsets == block_size - 1)
-    if np.count_nonzero(needs_block | completes):
-        is_late = scheduled is not known and np.count_nonzero(completes & (scheduled > known)) > 0
-        decode_blocks = _decode_blocks_late if is_late else _decode_blocks
-        new_block_ids[needs_block] = decode_blocks(
-            state, step, entry, rows, needs_block=needs_block, completes=completes
-        )
-        grown_rows = rows[needs_block]
-        columns.capacity[grown_rows] = np.minimum(
-            columns.capacity[grown_rows] + block_size, limits.TOKENS_PER_SEQUENCE_MAX
-        )
+    if _fills_written_blocks(state, entry):
+        block_ids = _decode_late(state, step, entry, rows, needs_block)
+    else:
+        block_ids = state.supply.take(int(np.count_nonzero(needs_block)), now_ms=step.now_ms)
+        state.decoded = DecodedBatch(step.step_id, entry, rows, needs_block, block_ids)
+    new_block_ids[needs_block] = block_ids
     return DecodeOutcome((new_block_ids,))
 
 
-def _decode_blocks(
+def _fills_written_blocks(state: PoolState, entry: DecodeEntry) -> bool:
+    """Tell whether a row supplies the last token of a block that was scheduled before."""
+    known = entry.known_count_before
+    if known is entry.scheduled_count_before:
+        return False
+    is_late = (entry.token_counts == 1) & (entry.scheduled_count_before > known)
+    return bool(np.count_nonzero(is_late & ((known + 1) % state.spec.block_size == 0)))
+
+
+def _decode_late(
     state: PoolState,
     step: StepContext,
     entry: DecodeEntry,
     rows: IntArray,
-    *,
     needs_block: npt.NDArray[np.bool_],
-    completes: npt.NDArray[np.bool_],
-) -> array[int]:
-    """Take the rows' new blocks and leave the rest to `catch_up`.
-
-    All full blocks were scheduled by this step, so none is written: whatever becomes of them in the
-    index, no block changes its place in the free order.
-    """
-    block_ids = state.supply.take(int(np.count_nonzero(needs_block)), now_ms=step.now_ms)
-    full_rows = rows[completes]
-    state.decoded = DecodedBatch(
-        step_id=step.step_id,
-        growing_handles=entry.handles[needs_block],
-        block_ids=block_ids,
-        full_handles=entry.handles[completes],
-        full_ends=state.columns.known[full_rows] // state.spec.block_size,
-        tails=state.columns.tail[full_rows],
-    )
-    return block_ids
-
-
-def _decode_blocks_late(
-    state: PoolState,
-    step: StepContext,
-    entry: DecodeEntry,
-    rows: IntArray,
-    *,
-    needs_block: npt.NDArray[np.bool_],
-    completes: npt.NDArray[np.bool_],
 ) -> array[int]:
     """Take the rows' new blocks and let full ones enter the index, row by row.
 
     Some full blocks were written by earlier steps: as copies they may take a place, and free the
     block that had it, which a later row gets.
     """
+    completes = advance(state, entry, rows, needs_block=needs_block, step_id=step.step_id)
     visited = np.flatnonzero(needs_block | completes)
     visits = zip(
         entry.handles[visited].tolist(),

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Set
 
 from prefixd.controller.core import limits, validate_step
-from prefixd.controller.core.completion import catch_up
+from prefixd.controller.core.decoded import catch_up
 from prefixd.controller.core.decoding import decode
 from prefixd.controller.core.digests import DigestWork
 from prefixd.controller.core.dropping import Dropped, drop_named

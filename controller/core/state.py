@@ -15,7 +15,14 @@ from prefixd.controller.core.free_order import FreeOrder
 from prefixd.controller.core.handles import HandleRows
 from prefixd.controller.core.hashing import Hasher
 from prefixd.controller.core.index import PrefixIndex
-from prefixd.controller.core.messages import Handle, IntArray, PoolSpec, SequenceId, StepId
+from prefixd.controller.core.messages import (
+    DecodeEntry,
+    Handle,
+    IntArray,
+    PoolSpec,
+    SequenceId,
+    StepId,
+)
 from prefixd.controller.core.sequences import TOKEN_BYTES, Sequence, SequenceColumns
 from prefixd.controller.core.statistics import Statistics
 from prefixd.controller.core.step_log import StepLog
@@ -50,26 +57,25 @@ class StepContext:
 
 @dataclass(frozen=True, slots=True)
 class DecodedBatch:
-    """What a decode entry left to do behind its reply: nothing of it can change what is handed out.
+    """What a decode entry of regular rows left to do behind its reply.
 
-    `growing_handles[i]` gets block `block_ids[i]`; the last block of `full_handles[i]` is number
-    `full_ends[i] - 1` of its table, filled by step `step_id` with the tokens `tails[i]`.
+    The rows that need a block have got the `block_ids`, in order. Whatever becomes of the rest, no
+    block changes its place in the free order.
     """
 
     step_id: StepId
-    growing_handles: IntArray
+    entry: DecodeEntry
+    rows: IntArray
+    needs_block: npt.NDArray[np.bool_]
     block_ids: array[int]
-    full_handles: IntArray
-    full_ends: IntArray
-    tails: npt.NDArray[np.uint32]
 
 
 @dataclass(slots=True)
 class PoolState:
     """The parts of a pool. `sequences` are in the order in which they were opened.
 
-    While there is a `decoded` batch, tables and index lack what it says; `completion.catch_up`
-    comes before everything that reads or changes them.
+    While there is a `decoded` batch, columns, tables and index lack what it says: `catch_up` comes
+    before everything that reads or changes them.
     """
 
     spec: PoolSpec

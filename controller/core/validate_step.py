@@ -226,7 +226,8 @@ def _extend(entry: ExtendEntry, spec: PoolSpec, field: str) -> None:
 def _decode(entry: DecodeEntry, spec: PoolSpec, field: str) -> None:
     row_count = len(entry.handles)
     count_in_range(row_count, low=0, high=limits.DECODE_ROWS_MAX, field=f"{field}.handles")
-    _column(entry.handles, row_count, HANDLE_MAX, f"{field}.handles")
+    handles = entry.handles
+    _column(handles, row_count, HANDLE_MAX, f"{field}.handles")
     scheduled, known = entry.scheduled_count_before, entry.known_count_before
     _column(scheduled, row_count, _TOKENS_MAX, f"{field}.scheduled_count_before")
     if known is not scheduled:
@@ -240,11 +241,10 @@ def _decode(entry: DecodeEntry, spec: PoolSpec, field: str) -> None:
             field=f"{field}.token_ids",
         )
     _tokens(entry.token_ids, spec, f"{field}.token_ids")
-    if (entry.handles[1:] > entry.handles[:-1]).all():
+    if np.count_nonzero(handles[1:] <= handles[:-1]) == 0:
         return  # Ascending, as most drivers send them: none stands twice.
-    handles = entry.handles.tolist()
-    if len(set(handles)) != row_count:
-        _, first_at = np.unique(entry.handles, return_index=True)
+    if len(set(handles.tolist())) != row_count:
+        _, first_at = np.unique(handles, return_index=True)
         index = int(np.setdiff1d(np.arange(row_count), first_at)[0])
         raise FieldInvalid(
             f"{field}.handles[{index}] names handle {handles[index]} twice",

@@ -7,6 +7,7 @@ unspecified) is refused here; every other check is the core's.
 import numpy as np
 
 from prefixd.controller.core.errors import FieldInvalid
+from prefixd.controller.core.limits import DECODE_ROWS_MAX
 from prefixd.controller.core.messages import (
     CloseEntry,
     CloseReason,
@@ -29,6 +30,9 @@ CLOSE_REASONS = {
     types_pb2.CLOSE_REASON_ABORTED: CloseReason.ABORTED,
     types_pb2.CLOSE_REASON_PREEMPTED: CloseReason.PREEMPTED,
 }
+ONE_EACH = np.ones(DECODE_ROWS_MAX, dtype=np.int64)
+"""The token counts of a decode entry that states none."""
+ONE_EACH.flags.writeable = False
 
 
 def step_value(request: cache_pb2.StepRequest) -> Step:
@@ -113,7 +117,7 @@ def _decode(message: cache_pb2.DecodeEntry) -> DecodeEntry:
         handles=handles,
         scheduled_count_before=scheduled,
         known_count_before=np.array(known, dtype=np.int64) if known else scheduled,
-        token_counts=np.array(counts, dtype=np.int64) if counts else np.ones_like(handles),
+        token_counts=np.array(counts, dtype=np.int64) if counts else ONE_EACH[: len(handles)],
         token_ids=np.array(message.token_ids, dtype=np.uint32),
     )
 
