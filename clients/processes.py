@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -71,6 +72,8 @@ class ServerProcess:
         self._report = report
         self._process = subprocess.Popen(
             [sys.executable, "-m", "prefixd.clients.tether", module, *arguments],
+            # gRPC's own complaints would stand beside a server's one clear line.
+            env={"GRPC_VERBOSITY": "NONE"} | os.environ,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

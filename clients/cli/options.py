@@ -47,6 +47,8 @@ PoolName = Annotated[
     ),
 ]
 
+TIMEOUT_S_MAX = 86_400
+"""Longest deadline of a call."""
 INT32_MAX = 2**31 - 1
 """Largest count or block id that travels."""
 CONTROLLER = CONTROLLER_ADDRESS_DEFAULT
@@ -93,7 +95,10 @@ def pool_name_of(client: ControllerClient, pool_name: str | None) -> str:
 def root(
     context: typer.Context,
     timeout_s: Annotated[
-        float, typer.Option("--timeout", min=0.001, help="Deadline of each call, in seconds.")
+        float,
+        typer.Option(
+            "--timeout", min=0.001, max=TIMEOUT_S_MAX, help="Deadline of each call, in seconds."
+        ),
     ] = TIMEOUT_S_DEFAULT,
     tls: Annotated[
         bool, typer.Option("--tls", help="Use TLS with the system's certificate authorities.")

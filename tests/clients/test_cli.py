@@ -54,6 +54,7 @@ def _address(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
         ("generate", "hello", "--seed", "-1"),
         ("generate", "no text: \udcff"),
         ("sequence", "no text: \udcff"),
+        ("--timeout", "inf", "pools"),
     ],
 )
 def test_what_cannot_be_sent_is_wrong_usage(capsys: Captured, arguments: tuple[str, ...]) -> None:
@@ -246,6 +247,17 @@ def test_a_reader_that_has_enough_is_no_error(scene: Scene) -> None:
         ["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.stdout, done.stderr) == ("[\n", "")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-"])
+def test_closed_standard_streams_are_told(closed: str) -> None:
+    """A command that starts without standard input or output says so in one line."""
+    command = f"{sys.executable} -m prefixd.clients.cli.main pools {closed}"
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (EXIT_FAILED, "")
+    assert done.stderr == "prefixd: standard input and output must be open\n"
 
 
 def test_clients_need_no_torch() -> None:
