@@ -190,6 +190,9 @@ class FreeOrder:
 
     def first(self) -> PlainRun | CachedRun:
         """Return the first segment that may be handed out. There must be one."""
+        first = self._end.following
+        if isinstance(first, (PlainRun, CachedRun)) and not first.withheld:
+            return first
         return next(segment for segment in self if not segment.withheld)
 
     def __iter__(self) -> Iterator[PlainRun | CachedRun]:

@@ -96,7 +96,7 @@ class PrefixIndex:
         """Count the leading blocks of a node that equal those from block `at` on."""
         begin = at * self.block_bytes
         count = min(node.block_count, end_block - at)
-        ours_packed = packed_tokens[begin : begin + count * self.block_bytes]
+        ours_packed = memoryview(packed_tokens)[begin : begin + count * self.block_bytes]
         if not node.tokens.startswith(ours_packed):
             ours = np.frombuffer(ours_packed, dtype=np.uint32)
             theirs = np.frombuffer(bytes(node.tokens[: len(ours_packed)]), dtype=np.uint32)

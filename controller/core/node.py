@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from prefixd.controller.core.free_order import CachedRun
 from prefixd.controller.core.hashing import ExtraKeys
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 ChildKey = tuple[bytes, ExtraKeys]
 """Packed tokens and varied extra keys of a node's first block."""
+_Run = TypeVar("_Run", bytearray, "array[int]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,19 +134,20 @@ def split(node: Node, block_count: int, *, block_bytes: int, digest_size: int) -
     lane = node.lane
     assert 0 < block_count < node.block_count
     assert not lane.copies
-    split_byte = block_count * block_bytes
     upper = Node(
         node.parent,
         key=node.key,
-        tokens=node.tokens[:split_byte],
+        tokens=node.tokens,
         varied_keys={at: keys for at, keys in node.varied_keys.items() if at < block_count},
-        block_ids=lane.block_ids[:block_count],
+        block_ids=lane.block_ids,
     )
-    upper.digests = node.digests[: block_count * digest_size]
+    upper.digests = node.digests
+    # Prompts mostly part from a cached one near its end: it is the lower part that is copied.
+    node.tokens = _cut_off(upper.tokens, block_count * block_bytes)
+    node.digests = _cut_off(upper.digests, block_count * digest_size)
+    lane.block_ids = _cut_off(upper.lane.block_ids, block_count)
     node.parent.children[node.key] = upper
     node.parent = upper
-    del node.tokens[:split_byte]
-    del node.digests[: block_count * digest_size]
     node.varied_keys = {
         at - block_count: keys for at, keys in node.varied_keys.items() if at >= block_count
     }
@@ -155,8 +157,14 @@ def split(node: Node, block_count: int, *, block_bytes: int, digest_size: int) -
     return upper
 
 
+def _cut_off(run: _Run, start: int) -> _Run:
+    """Take what stands from `start` on out of a run and return it."""
+    end = run[start:]
+    del run[start:]
+    return end
+
+
 def _split_lane(lower: Lane, upper: Lane, block_count: int) -> None:
-    del lower.block_ids[:block_count]
     upper.holder_count = lower.holder_count
     upper.last_use_ms = lower.last_use_ms
     upper.read_step_id = lower.read_step_id

@@ -209,12 +209,11 @@ def _note_pending(state: PoolState, row: int, match: Match) -> None:
 
 
 def _appended_block_ids(match: Match, new_block_ids: array[int]) -> IntArray:
-    parts = [np.array(node.lane.block_ids, dtype=np.int64) for node in match.path]
-    if len(new_block_ids):
-        parts.append(np.array(new_block_ids, dtype=np.int64))
-    if len(parts) == 1:
-        return parts[0]
-    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+    block_ids: array[int] = array("q")
+    for node in match.path:
+        block_ids.extend(node.lane.block_ids)
+    block_ids.extend(new_block_ids)
+    return np.frombuffer(block_ids, dtype=np.int64)
 
 
 def _slot_runs(state: PoolState, sequence: Sequence, start: int, end: int) -> SlotRuns:

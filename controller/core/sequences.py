@@ -192,7 +192,7 @@ class SequenceColumns:
             np.concatenate((self.tail[row, :tail_count], token_ids)) if tail_count else token_ids
         )
         full_count = (len(joined) // size) * size
-        sequence.full_tokens += pack_tokens(joined[:full_count])
+        sequence.full_tokens += joined[:full_count].astype("<u4", copy=False).data
         rest = joined[full_count:]
         self.tail[row, : len(rest)] = rest
 
