@@ -51,6 +51,7 @@ from prefixd.worker.options import (
     ListenOption,
     LogLevelOption,
     LoraOption,
+    MergeDuplicatesOption,
     ModelOption,
     ModelVersionOption,
     PoolNameOption,
@@ -94,6 +95,7 @@ def main(
     lora: LoraOption = [],  # noqa: B006 - typer copies it
     pool_name: PoolNameOption = "",
     sub_block_reuse: SubBlockReuseOption = False,
+    merge_duplicates: MergeDuplicatesOption = False,
     block_size: BlockSizeOption = BLOCK_SIZE_DEFAULT,
     block_count: BlockCountOption = 0,
     attention_backend: AttentionBackendOption = "torch",
@@ -131,6 +133,7 @@ def main(
             pool_name=pool_name,
             model_version=model_version,
             sub_block_reuse=sub_block_reuse,
+            merge_duplicates=merge_duplicates,
             limits=SchedulerLimits(
                 chunk_token_count_max=chunk_token_count_max,
                 running_sequence_count_max=running_sequence_count_max,

@@ -1,5 +1,7 @@
 """Carries plans over into sequences and lays out the chunks of the forward pass."""
 
+from collections.abc import Iterable
+
 from prefixd.worker.plan_check import (
     PlanInvalid,
     PoolShape,
@@ -19,6 +21,7 @@ from prefixd.worker.step import (
     Forked,
     Plan,
     PlannedChunk,
+    Remap,
 )
 
 
@@ -96,12 +99,36 @@ class Layout:
         sequence.known_count = sequence.scheduled_count = fork.token_count
         sequence.handle = fork.handle
 
-    def cut(self, sequence: Sequence, cut: Cut) -> None:
-        """Lets a sequence fall back to what a failed step left of it.
+    def remap(self, remaps: tuple[Remap, ...], running: Iterable[Sequence]) -> None:
+        """Repoints the tables of sequences that run; those of others are given up anyway.
 
         Raises:
-            PlanInvalid: the cut contradicts the sequence.
+            PlanInvalid: a remap contradicts a table.
         """
+        by_handle = {sequence.handle: sequence for sequence in running} if remaps else {}
+        for remap in remaps:
+            sequence = by_handle.get(remap.handle)
+            if sequence is None:
+                continue
+            index = remap.block_index
+            table = sequence.block_ids
+            if not 0 <= index < len(table) or table[index] != remap.old_block_id:
+                raise PlanInvalid(f"a remap of block {remap.old_block_id}, which is not there")
+            table[index] = remap.new_block_id
+
+    def cut(self, cuts: tuple[Cut, ...], running: Iterable[Sequence]) -> None:
+        """Lets the sequences that run fall back to what a failed step left of them.
+
+        Raises:
+            PlanInvalid: a cut contradicts its sequence.
+        """
+        by_handle = {sequence.handle: sequence for sequence in running} if cuts else {}
+        for cut in cuts:
+            sequence = by_handle.get(cut.handle)
+            if sequence is not None:  # else it ended, and its close is on the way
+                self._cut(sequence, cut)
+
+    def _cut(self, sequence: Sequence, cut: Cut) -> None:
         if not 0 <= cut.scheduled_count <= cut.known_count <= sequence.token_count:
             raise PlanInvalid(f"a cut to {cut.scheduled_count} of {cut.known_count} known tokens")
         sequence.known_count = cut.known_count

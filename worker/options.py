@@ -54,6 +54,9 @@ SubBlockReuseOption = Annotated[
         "--sub-block-reuse", help="Reuse cached tokens to the last, not whole blocks only."
     ),
 ]
+MergeDuplicatesOption = Annotated[
+    bool, typer.Option("--merge-duplicates", help="Let equal blocks become one once written.")
+]
 PoolNameOption = Annotated[
     str, typer.Option(help="Name of the pool at the controller; by default the model's name.")
 ]

@@ -195,6 +195,7 @@ class Scheduler:
         """
         check_answer(answer, draft)
         self._available_block_count = answer.available_block_count
+        self._layout.remap(answer.remaps, self._running)
         self.apply_cuts(answer.cuts)
         rejections: list[Rejection] = []
         for fork, forked in zip(draft.forks, answer.forks, strict=True):
@@ -301,11 +302,7 @@ class Scheduler:
 
     def apply_cuts(self, cuts: tuple[Cut, ...]) -> None:
         """Lets the sequences fall back to what a failed step left of them."""
-        by_handle = {sequence.handle: sequence for sequence in self._running}
-        for cut in cuts:
-            sequence = by_handle.get(cut.handle)
-            if sequence is not None:  # else it ended, and its close is on the way
-                self._layout.cut(sequence, cut)
+        self._layout.cut(cuts, self._running)
 
     def _apply_open(self, entry: Open, outcome: Opened) -> list[PlannedChunk]:
         sequence = entry.sequence

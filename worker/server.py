@@ -246,6 +246,7 @@ def _pool_description(config: WorkerConfig, runner: ModelRunner) -> PoolDescript
         vocabulary_size=model.vocabulary_size,
         model_version=config.model_version,
         sub_block_reuse=config.sub_block_reuse,
+        merge_duplicates=config.merge_duplicates,
         lease_ms=config.lease_ms,
     )
 

@@ -195,6 +195,16 @@ class Decoded:
 
 
 @dataclass(frozen=True, slots=True)
+class Remap:
+    """A table entry that names another block with equal content from this step on."""
+
+    handle: int
+    block_index: int
+    old_block_id: int
+    new_block_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class Cut:
     """A sequence that lost unwritten positions because a step failed."""
 
@@ -214,6 +224,7 @@ class StepAnswer:
     cuts: tuple[Cut, ...] = ()
     available_block_count: int = 0
     forks: tuple[Forked | Refused, ...] = ()
+    remaps: tuple[Remap, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

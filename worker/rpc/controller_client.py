@@ -65,6 +65,7 @@ class PoolDescription:
     vocabulary_size: int
     model_version: str = ""
     sub_block_reuse: bool = False
+    merge_duplicates: bool = False
     lease_ms: int | None = None
 
 
@@ -261,6 +262,7 @@ class ControllerClient:
             vocabulary_size=description.vocabulary_size,
             worker_address=worker_address,
             sub_block_reuse=description.sub_block_reuse,
+            merge_duplicates=description.merge_duplicates,
         )
         if description.lease_ms is not None:
             request.lease.FromMilliseconds(description.lease_ms)

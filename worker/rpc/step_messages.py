@@ -21,6 +21,7 @@ from prefixd.worker.step import (
     Opened,
     Plan,
     Refused,
+    Remap,
     StepAnswer,
     StepDraft,
 )
@@ -90,6 +91,10 @@ def step_answer(response: cache_pb2.StepResponse, draft: StepDraft) -> StepAnswe
             for cut in response.cut_sequences
         ),
         available_block_count=response.available_block_count,
+        remaps=tuple(
+            Remap(remap.handle, remap.block_index, remap.old_block_id, remap.new_block_id)
+            for remap in response.remaps
+        ),
     )
 
 

@@ -145,7 +145,11 @@ def soak(folder: Path, adapters: Path, controller: ControllerThread, asks: list[
 
     wrapping = Wrapping(lambda inner: FaultyRunner(inner, lambda number: number % 50 == 0))
     config = WorkerConfig(
-        controller=controller.address, pool_name="tight", limits=LIMITS, sub_block_reuse=True
+        controller=controller.address,
+        pool_name="tight",
+        limits=LIMITS,
+        sub_block_reuse=True,
+        merge_duplicates=True,
     )
     runner = strict_runner(folder, block_count=TIGHT_BLOCK_COUNT, loras=loras)
     with (
