@@ -74,7 +74,8 @@ def _cut_table(state: PoolState, sequence: Sequence, *, now_ms: int) -> CutSeque
     del sequence.private_block_ids[:]
     if borrowed is not None:
         sequence.borrowed = None
-        uncached.extend(state.supply.take_back(borrowed, now_ms=now_ms, step_id=state.log.next_id))
+        next_id = state.log.next_id
+        uncached.extend(state.supply.take_back(sequence, borrowed, now_ms=now_ms, step_id=next_id))
     for node, start in list(sequence.path()):
         if start < kept_count:
             break

@@ -105,9 +105,13 @@ class Supply:
                 lane.read_step_id = step_id
             self._leave_lane(lane, uncached, now_ms=now_ms, step_id=step_id)
 
-    def take_back(self, lane: Lane, *, now_ms: int, step_id: StepId) -> list[int]:
-        """Take a borrowed block back after a failed step; returns it where nobody else holds it and
-        it was never written."""
+    def take_back(
+        self, sequence: Sequence, lane: Lane, *, now_ms: int, step_id: StepId
+    ) -> list[int]:
+        """Take the block that a sequence borrowed back after a failed step.
+
+        Returns it where nobody else holds it and it was never written.
+        """
         uncached: list[int] = []
         if lane.pending:
             lane.holder_count -= 1
@@ -115,6 +119,8 @@ class Supply:
                 uncached.extend(lane.block_ids)
         else:
             self._leave_lane(lane, uncached, now_ms=now_ms, step_id=step_id)
+            if lane.is_linked:
+                self._outlive(sequence, now_ms=now_ms, step_id=step_id, is_read=False)
         return uncached
 
     def _leave_lane(self, lane: Lane, uncached: list[int], *, now_ms: int, step_id: StepId) -> None:
@@ -158,7 +164,22 @@ class Supply:
             sequence.borrowed = None
             lane.read_step_id = step_id
             self._leave_lane(lane, uncached, now_ms=now_ms, step_id=step_id)
+            if lane.is_linked:
+                self._outlive(sequence, now_ms=now_ms, step_id=step_id, is_read=True)
         self._push_front(uncached, is_read=True)
+
+    def _outlive(self, sequence: Sequence, *, now_ms: int, step_id: StepId, is_read: bool) -> None:
+        """Move the idle places of a path behind what has become idle after it (S19).
+
+        They are those of which the sequence has a copy of its own: it holds the others.
+        """
+        for node, start in list(sequence.path()):
+            lane = node.lane
+            if start in sequence.copies and lane.is_linked:
+                if is_read:
+                    lane.read_step_id = step_id
+                self._order.remove(lane)
+                self._append(lane, now_ms=now_ms, step_id=step_id)
 
     def keep_source(self, lane: Lane, *, now_ms: int, step_id: StepId) -> None:
         """Withhold an indexed block that this step copies from; an idle one is used last now."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from prefixd.controller.core.messages import BlockId, Handle, Identity, PrefixMatch
+from prefixd.controller.core.messages import BlockId, BlockRemap, Handle, Identity, PrefixMatch
 from tests.model.digests import extra_keys
 from tests.model.naive import NaivePool, Refused
 from tests.model.sequence import NaiveSequence
@@ -60,6 +60,23 @@ class NaiveCopies(NaivePool):
         if self.is_written(block):
             return PrefixMatch(whole.published_token_count + count, 0)
         return PrefixMatch(whole.published_token_count, whole.pending_token_count + count)
+
+    def merge_twins(self) -> tuple[BlockRemap, ...]:
+        """Gives up every written copy for the written block of its place, table by table."""
+        remaps: list[BlockRemap] = []
+        freed: list[BlockId] = []
+        for handle in sorted(self.sequences):
+            sequence = self.sequences[handle]
+            for index in range(sequence.shared_count):
+                own = sequence.table[index]
+                indexed = self.index[sequence.place(index)]
+                if own != indexed and self.is_written(own):
+                    assert self.is_written(indexed)
+                    sequence.table[index] = indexed
+                    freed += self.let_go(own)
+                    remaps.append(BlockRemap(handle, 0, index, own, indexed))
+        self.free[:0] = freed
+        return tuple(remaps)
 
     def keep_source(self, block: BlockId) -> None:
         """Keeps the source of a copy from being handed out; an idle one is used last now."""
@@ -121,6 +138,7 @@ class NaiveCopies(NaivePool):
             self.left_blocks.add(block)
         sequence.table[sequence.table.index(block)] = own
         self.free[:0] = self.let_go(block)
+        self.busy_blocks.update(self.outlive(sequence, block))
         return own
 
 

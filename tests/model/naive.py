@@ -7,7 +7,6 @@ order is a list, and whatever can be counted is counted again each time it is as
 
 from prefixd.controller.core.errors import BlocksInUse
 from prefixd.controller.core.messages import (
-    BlockRemap,
     BlockId,
     Handle,
     Identity,
@@ -250,7 +249,22 @@ class NaivePool:
             block = sequence.table.pop()
             self._refresh_twin(sequence, block)
             uncached += self.let_go(block)
+            self.outlive(sequence, block)
         self.free[:0] = uncached
+
+    def outlive(self, sequence: NaiveSequence, block: BlockId) -> list[BlockId]:
+        """Moves the idle twins of a table behind a block of the index that became idle, which is
+        behind them in the tree (S19); returns them."""
+        moved: list[BlockId] = []
+        if block not in self.free or self.place_of_block(block) is None:
+            return moved
+        for depth in reversed(range(min(sequence.shared_count, len(sequence.table)))):
+            indexed = self.index[sequence.place(depth)]
+            if indexed != sequence.table[depth] and indexed in self.free:
+                self.free.remove(indexed)
+                self.free.append(indexed)
+                moved.append(indexed)
+        return moved
 
     def let_go(self, block: BlockId) -> list[BlockId]:
         """Takes back a block that has left a table; returns it where it is uncached now."""
@@ -310,23 +324,6 @@ class NaivePool:
             written = self.written_copies_of(place)
             if written:
                 self._enter(place, self.oldest(written))
-
-    def merge_twins(self) -> tuple[BlockRemap, ...]:
-        """Gives up every written copy for the written block of its place, table by table."""
-        remaps: list[BlockRemap] = []
-        freed: list[BlockId] = []
-        for handle in sorted(self.sequences):
-            sequence = self.sequences[handle]
-            for index in range(sequence.shared_count):
-                own = sequence.table[index]
-                indexed = self.index[sequence.place(index)]
-                if own != indexed and self.is_written(own):
-                    assert self.is_written(indexed)
-                    sequence.table[index] = indexed
-                    freed += self.let_go(own)
-                    remaps.append(BlockRemap(handle, 0, index, own, indexed))
-        self.free[:0] = freed
-        return tuple(remaps)
 
     def place_of_copy(self, copy: BlockId) -> Place:
         """Returns the place that a private copy stands at."""

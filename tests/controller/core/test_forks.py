@@ -368,3 +368,13 @@ def test_s16_random_beams_leave_no_held_block() -> None:
     driver.step()
     assert held_count(driver) == 0
     assert driver.pool.flush() > 0
+
+
+def test_s19_a_borrowed_block_that_becomes_idle_does_not_outlive_the_places_before_it() -> None:
+    """The writer has copies of its own of these places, so nobody holds the indexed blocks."""
+    driver = Driver(block_count=20, block_size=2)
+    driver.step(open_entry(1, PROMPT), open_entry(2, PROMPT, skip_cache_read=True), executed=0)
+    driver.step(close_entry(1), extend_entry(2, [7, 8], known=6, scheduled=6), executed=0)
+    driver.step(fork_entry(2, 3, 7), close_entry(2), executed=0)
+    driver.step(decode_entry((3, 7, 7, [9])), executed=0)
+    assert driver.free_order()[-4:] == [7, 3, 2, 1], "the deepest place goes first"
