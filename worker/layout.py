@@ -1,6 +1,6 @@
 """Carries plans over into sequences and lays out the chunks of the forward pass."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from prefixd.worker.plan_check import (
     PlanInvalid,
@@ -38,12 +38,8 @@ class Layout:
             PlanInvalid: a row's block contradicts its sequence's table.
         """
         check_rows(decoded, rows, self._shape)
-        by_handle = {row.handle: row for row in rows}
-        for copy in decoded.copies:
-            row = by_handle.get(copy.handle)
-            if row is None:
-                raise PlanInvalid(f"a copy for handle {copy.handle}, which has no row")
-            self._replace(row.sequence, copy, position=row.position)
+        if decoded.copies:
+            self._replace_all(decoded.copies, {row.handle: row for row in rows})
         return [
             self._row(row, block_id)
             for index, (row, block_id) in enumerate(zip(rows, decoded.new_block_ids, strict=True))
@@ -145,6 +141,13 @@ class Layout:
         sequence.shortage_count = 0
         slot = slot_of(sequence.block_ids, position=position, block_size=self._shape.block_size)
         return self._chunk(sequence, position, (row.token_id,), (slot,))
+
+    def _replace_all(self, copies: tuple[Copy, ...], by_handle: Mapping[int, DecodeRow]) -> None:
+        for copy in copies:
+            row = by_handle.get(copy.handle)
+            if row is None:
+                raise PlanInvalid(f"a copy for handle {copy.handle}, which has no row")
+            self._replace(row.sequence, copy, position=row.position)
 
     def _replace(self, sequence: Sequence, copy: Copy, *, position: int) -> None:
         """Puts a private copy in the place of a shared block that is about to be written."""

@@ -40,7 +40,7 @@ class LogitReading:
     Attributes:
         target_logprobs: natural logarithms of the targets' probabilities, rounded to float32.
         token_ids: the chosen tokens, in the shape of the draws.
-        top: the last row's likeliest tokens, the likeliest first; the lowest id among equals.
+        top: the last row's likeliest tokens, the likeliest first.
     """
 
     target_logprobs: tuple[float, ...] = ()
@@ -98,8 +98,7 @@ def _target_logprobs(logits: Tensor, token_ids: tuple[int, ...]) -> tuple[float,
 def _top(logits: Tensor, count: int) -> tuple[Candidate, ...]:
     if count == 0:
         return ()
-    ordered, token_ids = torch.sort(
-        torch.log_softmax(logits[-1].float(), dim=-1), descending=True, stable=True
-    )
-    pairs = zip(token_ids[:count].tolist(), ordered[:count].tolist(), strict=True)
+    logprobs = torch.log_softmax(logits[-1].float(), dim=-1)
+    ordered, token_ids = torch.topk(logprobs, min(count, logprobs.shape[0]))
+    pairs = zip(token_ids.tolist(), ordered.tolist(), strict=True)
     return tuple(Candidate(token_id, logprob) for token_id, logprob in pairs)

@@ -15,6 +15,7 @@ from prefixd.worker.config import WorkerConfig
 from prefixd.worker.limits import SchedulerLimits
 from tests.support.controller import ControllerThread, stubs
 from tests.support.pass_runners import GatedRunner, Wrapping
+from tests.support.proxy import proxy
 from tests.support.tiny_model import write_tiny_model
 from tests.support.worker import (
     Client,
@@ -131,6 +132,40 @@ def test_s4_running_answers_go_on_and_publish_nothing(setting: Setting, other_fo
     assert pool.published_block_count == pool.evictable_block_count == pool.held_block_count == 0
     assert fresh.finished.cached_token_count == 0
     assert fresh.token_ids == answer_of(other_folder, setting.controller)
+
+
+def test_s4_weights_may_change_while_the_controller_is_away(
+    tiny_folder: Path, other_folder: Path, controller: ControllerThread
+) -> None:
+    """S4: the epoch ends meanwhile; no step runs before the new one knows the version."""
+    wrapping = Wrapping(GatedRunner)
+    runner = strict_runner(tiny_folder, block_count=256)
+    get_pool = inspect_pb2.GetPoolRequest(pool_name="tiny")
+    with proxy(controller.address) as between, stubs(controller.address) as control:
+        config = WorkerConfig(
+            controller=between.address, pool_name="tiny", model_version="v1", limits=LIMITS
+        )
+        with worker_thread(config, runner, wrap_runner=wrapping) as (worker, client):
+            wrapping.runner.close()
+            stream = client.worker.Generate(tokens_request(PROMPT, **FIELDS), timeout=60)
+            wrapping.runner.wait_held()
+            reload = client.worker.ReloadWeights.future(
+                worker_pb2.ReloadWeightsRequest(model_version="v2", folder=str(other_folder)),
+                timeout=60,
+            )
+            wait_until(lambda: any(e["event"] == "weights_read" for e in worker.log_events))
+            between.pause()
+            wait_until(lambda: not control.inspect.GetPool(get_pool).pool.session_active)
+            controller.expire_leases(advance_ms=600_001)
+            between.resume()
+            wrapping.runner.open()
+            answer = collect(stream)
+            assert reload.result().dropped_block_count == 0
+            version = control.inspect.GetPool(get_pool).pool.model_version
+
+    # All of it was computed again, with the new weights, in the new epoch.
+    assert answer.token_ids == answer_of(other_folder, controller)
+    assert version == "v2"
 
 
 def test_weights_are_read_again_from_their_own_folder(setting: Setting) -> None:
