@@ -15,6 +15,7 @@ from prefixd.clients.answers import (
     Conversation,
     GenerateOptions,
     Message,
+    Prompt,
 )
 from prefixd.clients.cli import output
 from prefixd.clients.cli.options import INT32_MAX, WORKER, AsJson, WorkerAddress, settings_of
@@ -53,6 +54,11 @@ LoraName = Annotated[
 DraftTokenCountMax = Annotated[
     int, typer.Option(min=0, help="Guess so many tokens ahead by prompt lookup; 0: none.")
 ]
+SampleCount = Annotated[int, typer.Option("--samples", min=1, help="Answers to the one prompt.")]
+BeamCount = Annotated[
+    int, typer.Option("--beams", min=0, help="Search with so many beams; 0: draw tokens.")
+]
+LengthPenalty = Annotated[float | None, typer.Option(help="Of the beams' scores; 1 if left out.")]
 System = Annotated[str, typer.Option(help="System message.")]
 
 TYPE_HERE = "> "
@@ -85,15 +91,9 @@ def generate(
     ] = False,
     draft_token_count_max: DraftTokenCountMax = 0,
     lora_name: LoraName = "",
-    sample_count: Annotated[
-        int, typer.Option("--samples", min=1, help="Answers to the one prompt.")
-    ] = 1,
-    beam_count: Annotated[
-        int, typer.Option("--beams", min=0, help="Search with so many beams; 0: draw tokens.")
-    ] = 0,
-    length_penalty: Annotated[
-        float | None, typer.Option(help="Of the beams' scores; 1 if left out.")
-    ] = None,
+    sample_count: SampleCount = 1,
+    beam_count: BeamCount = 0,
+    length_penalty: LengthPenalty = None,
     worker: WorkerAddress = WORKER,
     as_json: AsJson = False,
 ) -> None:
@@ -121,20 +121,23 @@ def generate(
         sample_count=sample_count,
         beam_search=BeamSearch(beam_count, length_penalty) if beam_count else None,
     )
-    messages = (Message("system", system),) if system else ()
-    with settings_of(context).worker(worker) as client:
-        if chat_template or system:
-            stream = client.stream(ChatPrompt((*messages, Message("user", text))), options)
+    asked: Prompt = _chat_prompt(text, system=system) if chat_template or system else text
+    with (
+        settings_of(context).worker(worker) as client,
+        client.stream(asked, options) as stream,
+    ):
+        if as_json:
+            answers = stream.answers()
+            output.print_json(answers[0] if sample_count == 1 else answers)
+        elif sample_count > 1:
+            _print_answers(stream.answers())
         else:
-            stream = client.stream(text, options)
-        with stream:
-            if as_json:
-                answers = stream.answers()
-                output.print_json(answers[0] if sample_count == 1 else answers)
-            elif sample_count > 1:
-                _print_answers(stream.answers())
-            else:
-                _print_summary(_print_stream(stream))
+            _print_summary(_print_stream(stream))
+
+
+def _chat_prompt(text: str, *, system: str) -> ChatPrompt:
+    messages = (Message("system", system),) if system else ()
+    return ChatPrompt((*messages, Message("user", text)))
 
 
 def chat(
