@@ -99,17 +99,18 @@ class EventLog:
 
     def store(self, node: Node, *, start: int, end: int) -> None:
         """Say that blocks [start, end) of a node are published; computes missing digests."""
-        self._digests.complete(node, end)
         size = self._digests.digest_size
+        if len(node.digests) < end * size:
+            self._digests.complete(node, end)
         while start < end:
             run_end = min(end, start + self._blocks_max)
             packed = bytes(node.digests[start * size : run_end * size])
             for first, last in self._accounts.publish(packed):
-                self._store_run(node, start + first, start + last)
+                digests = packed[first * size : last * size]
+                self._store_run(node, start + first, start + last, digests)
             start = run_end
 
-    def _store_run(self, node: Node, start: int, end: int) -> None:
-        size = self._digests.digest_size
+    def _store_run(self, node: Node, start: int, end: int, digests: bytes) -> None:
         varied_keys: Mapping[int, ExtraKeys] = {}
         if node.varied_keys:
             varied_keys = {
@@ -121,7 +122,7 @@ class EventLog:
                 self.revision,
                 0,
                 self._digests.parent_digest(node, start),
-                bytes(node.digests[start * size : end * size]),
+                digests,
                 bytes(node.tokens[start * self._block_bytes : end * self._block_bytes]),
                 node.root.root_key,
                 varied_keys,

@@ -69,7 +69,7 @@ class Twins:
         return self._serial
 
     def settle(self) -> None:
-        """Let copies take places: after a step was executed, before its blocks are published.
+        """Let copies take places: once the blocks of an executed step are published.
 
         The place with the oldest copy comes first, so the order does not depend on copies that are
         gone.
