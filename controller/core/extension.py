@@ -28,7 +28,8 @@ def extend_sequence(state: PoolState, step: StepContext, entry: ExtendEntry) -> 
     known_count = int(columns.known[row]) + len(entry.token_ids)
     if known_count > limits.TOKENS_PER_SEQUENCE_MAX:
         raise LimitExceeded(
-            f"the sequence would have {known_count} tokens",
+            f"the sequence would have {known_count} tokens, more than"
+            f" {limits.TOKENS_PER_SEQUENCE_MAX}",
             numbers={
                 "token_count": known_count,
                 "tokens_per_sequence_max": limits.TOKENS_PER_SEQUENCE_MAX,

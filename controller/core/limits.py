@@ -26,6 +26,8 @@ IDENTIFIER_LENGTH_MAX = 256
 """Length of a multimodal identifier, or of a LoRA name or version, in characters."""
 LORA_PATH_LENGTH_MAX = 4_096
 """Length of a LoRA path in characters."""
+POOL_NAME_LENGTH_MAX = 128
+"""Length of a pool's name in characters."""
 POOL_TEXT_LENGTH_MAX = 4_096
 """Length of a pool's model name, KV format or worker address in characters."""
 MULTIMODAL_ITEMS_MAX = 4_096

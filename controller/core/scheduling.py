@@ -102,7 +102,8 @@ def _allot(state: PoolState, step: StepContext, demand: Demand, match: Match) ->
     slot_end = scheduled_end + demand.lookahead_slot_count
     if slot_end > limits.TOKENS_PER_SEQUENCE_MAX:
         raise LimitExceeded(
-            f"the sequence would have {slot_end} slots",
+            f"the sequence would have {slot_end} tokens with its lookahead, more than"
+            f" {limits.TOKENS_PER_SEQUENCE_MAX}",
             numbers={
                 "token_count": slot_end,
                 "tokens_per_sequence_max": limits.TOKENS_PER_SEQUENCE_MAX,

@@ -9,9 +9,7 @@ from prefixd.controller.core import limits
 from prefixd.controller.core.errors import FieldInvalid, Unsupported
 from prefixd.controller.core.messages import GroupKind, PoolSpec
 
-POOL_NAME_LENGTH_MAX = 128
-"""Length of a pool's name in characters."""
-_POOL_NAME = re.compile(r"[A-Za-z0-9._/-]{1,128}")
+_POOL_NAME = re.compile(rf"[A-Za-z0-9._/-]{{1,{limits.POOL_NAME_LENGTH_MAX}}}")
 
 
 def count_in_range(value: int, *, low: int, high: int, field: str) -> None:
@@ -43,7 +41,9 @@ def pool_spec(spec: PoolSpec) -> None:
     """Check what a driver registers."""
     if not _POOL_NAME.fullmatch(spec.pool_name):
         raise FieldInvalid(
-            "pool_name must be 1 to 128 characters out of letters, digits, '.', '_', '-', '/'",
+            f"pool_name must be 1 to {limits.POOL_NAME_LENGTH_MAX} characters out of letters,"
+            " digits, '.', '_', '-', '/'",
+            numbers={"length_max": limits.POOL_NAME_LENGTH_MAX},
             field="pool_name",
         )
     count_in_range(spec.block_size, low=1, high=limits.BLOCK_SIZE_MAX, field="block_size")

@@ -38,6 +38,7 @@ LIMITS = {
     "cache_salt_length_max": limits.CACHE_SALT_LENGTH_MAX,
     "identifier_length_max": limits.IDENTIFIER_LENGTH_MAX,
     "lora_path_length_max": limits.LORA_PATH_LENGTH_MAX,
+    "pool_name_length_max": limits.POOL_NAME_LENGTH_MAX,
     "pool_text_length_max": limits.POOL_TEXT_LENGTH_MAX,
     "multimodal_items_max": limits.MULTIMODAL_ITEMS_MAX,
     "lease_ms_default": limits.LEASE_MS_DEFAULT,
