@@ -281,6 +281,23 @@ class PrefixIndex:
             lane.pending.append(PendingRun(step_id, end))
         self.pending_lanes[lane] = None
 
+    def write_no_earlier(self, node: Node, step_id: StepId) -> None:
+        """Let the places behind a node be written by no step before this one, as the node is."""
+        behind = list(node.children.values())
+        while behind:
+            child = behind.pop()
+            runs = child.lane.pending
+            early_count = sum(run.step_id < step_id for run in runs)
+            if early_count == 0:
+                continue
+            end = runs[early_count - 1].end
+            later = runs[early_count:]
+            if not later:
+                behind.extend(child.children.values())
+            if not later or later[0].step_id > step_id:
+                later.insert(0, PendingRun(step_id, end))
+            child.lane.pending = later
+
     def publish(self, step_id: StepId) -> None:
         """Publish every block that an executed step wrote, parents before children."""
         for lane in list(self.pending_lanes):

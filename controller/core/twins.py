@@ -233,6 +233,10 @@ class Twins:
         lane.copies = [copy for copy in lane.copies if copy.sequence is not sequence]
         if all(self.is_written(copy) for copy in lane.copies):
             self.unsettled.pop(lane, None)
+        if lane.pending:
+            # What the sequence wrote behind its copy is of use only with the indexed block.
+            step_ids = [self._writing_step_id(copy) for copy in lane.copies]
+            self._index.write_no_earlier(lane.node, min([lane.pending[-1].step_id, *step_ids]))
         return block_id
 
     def leave_table(self, block_id: int) -> bool:

@@ -61,6 +61,18 @@ class NaiveCopies(NaivePool):
             return PrefixMatch(whole.published_token_count + count, 0)
         return PrefixMatch(whole.published_token_count, whole.pending_token_count + count)
 
+    def delay_behind_later_blocks(self) -> None:
+        """Lets no block be written before the one that its place stands on, whichever twin of that
+        is written first: an earlier twin may have gone with its sequence."""
+        for place in sorted(self.index, key=len):
+            above = self.index.get(place[:-1])
+            if above is None or self.is_written(above):
+                continue
+            twins = [above, *self.copies_of(place[:-1])]
+            step_id = min(self.step_of_block[twin] for twin in twins)
+            block = self.index[place]
+            self.step_of_block[block] = max(self.step_of_block[block], step_id)
+
     def merge_twins(self) -> tuple[BlockRemap, ...]:
         """Gives up every written copy for the written block of its place, table by table."""
         remaps: list[BlockRemap] = []

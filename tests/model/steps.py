@@ -87,6 +87,7 @@ class NaiveLog(NaiveCopies):
 
     def finish_step(self) -> StepReply:
         """Answers the step that was begun."""
+        self.delay_behind_later_blocks()
         step_id = StepId(self.applied_step_id)
         reply = StepReply(step_id, tuple(self._outcomes), self._cut, len(self.free), self._remaps)
         self.replies[step_id] = reply

@@ -1,8 +1,14 @@
 """Blocks with equal content (S15)."""
 
 from prefixd.controller.core.inspect import BlockContent
-from prefixd.controller.core.messages import OpenOutcome
-from tests.controller.core.driver import Driver, close_entry, decode_entry, open_entry
+from prefixd.controller.core.messages import OpenOutcome, PrefixMatch
+from tests.controller.core.driver import (
+    Driver,
+    close_entry,
+    decode_entry,
+    extend_entry,
+    open_entry,
+)
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8]
 
@@ -10,6 +16,36 @@ PROMPT = [1, 2, 3, 4, 5, 6, 7, 8]
 def content(driver: Driver, block_id: int) -> BlockContent:
     """Tells whether a block can be matched."""
     return driver.blocks()[block_id - 1].content
+
+
+def copied_between() -> Driver:
+    """Returns a pool in which a sequence has gone whose block 2 was written before its twin.
+
+    Step 1 writes the sequence's three places, as drafts; step 2 writes the second place for another
+    prompt; then the drafts turn out to be right, so the second is a copy and the third is indexed.
+    """
+    driver = Driver(block_size=1)
+    driver.step(open_entry(1, [1]), extend_entry(1, [], known=1, scheduled=1, draft_token_count=2))
+    driver.step(open_entry(2, [1, 5]), executed=0)
+    driver.step(extend_entry(1, [5, 7], known=1, scheduled=3), executed=0)
+    driver.step(close_entry(1), executed=0)
+    return driver
+
+
+def test_s15_what_stands_behind_a_copy_waits_for_the_indexed_block_when_the_copy_goes() -> None:
+    """A block is published no earlier than its parent, which another sequence writes later."""
+    driver = copied_between()
+    driver.step(executed=1)
+    assert driver.match([1, 5, 7, 9]) == PrefixMatch(1, 2)
+    driver.step(executed=2)
+    assert driver.match([1, 5, 7, 9]) == PrefixMatch(3, 0)
+
+
+def test_s15_what_stood_behind_a_copy_goes_with_the_indexed_block_if_that_fails() -> None:
+    """A failed step takes the place, and everything behind it."""
+    driver = copied_between()
+    driver.step(executed=1, failed=(2, 4))
+    assert driver.match([1, 5, 7, 9]) == PrefixMatch(1, 0)
 
 
 def test_s15_a_block_equal_to_an_idle_one_takes_its_place_when_it_is_written() -> None:
