@@ -1,5 +1,6 @@
 """WatchEvents: events by revision, resumable, bounded, and ended with a reason (S25)."""
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -7,7 +8,7 @@ import grpc
 import pytest
 
 from prefixd.controller.config import Config
-from prefixd.controller.rpc.watchers import WATCHERS_MAX
+from prefixd.controller.rpc.watchers import EVENTS_PER_RESPONSE_MAX, WATCHERS_MAX, Watch
 from prefixd.v1 import admin_pb2, events_pb2, inspect_pb2, pool_pb2, types_pb2
 from tests.support.controller import ANY_PORT, Stubs, controller_thread, stubs
 from tests.support.driver import CALL_TIMEOUT_S, Driver, call_error, close_entry, open_entry
@@ -313,3 +314,30 @@ def test_watchers_are_limited_and_leave_room_when_they_go(calls, controller):
         pass
     with watching(calls) as again:
         next(again)
+
+
+def test_silence_is_broken_by_empty_responses(calls, controller):
+    """So that a watcher knows that it is still connected, and through which revision."""
+    driver = Driver(calls)
+    driver.step(open_entry(1, PROMPT))
+    driver.step()
+    pool = controller.server.registry.pool("pool")
+
+    async def seen() -> list[tuple[int, int]]:
+        batches = Watch(pool).follow(0, with_token_ids=False, heartbeat_s=0.01)
+        return [
+            (len(batch.events), batch.through_revision)
+            for batch in (await anext(batches), await anext(batches), await anext(batches))
+        ]
+
+    assert asyncio.run(seen()) == [(1, 1), (0, 1), (0, 1)]
+
+
+def test_long_backlog_comes_in_several_responses(calls):
+    """A response is bounded, whatever a watcher missed."""
+    driver = Driver(calls, block_count=1_000)
+    count = EVENTS_PER_RESPONSE_MAX + 1
+    driver.step(*(open_entry(handle, [handle] * 5) for handle in range(1, count + 1)))
+    driver.step()
+    with watching(calls, after_revision=0) as watch:
+        assert [next(watch).through_revision for _ in range(2)] == [count - 1, count]
