@@ -12,6 +12,8 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -74,6 +76,8 @@ from prefixd.worker.rpc.listening import (
 from prefixd.worker.rpc.tls import ControllerTls, ServerTls, TlsUnusable
 
 LIMITS_DEFAULT = SchedulerLimits()
+USAGE_ERRORS = (ConfigInvalid, LimitInvalid, AddressInvalid, TlsUnusable, LoraSourceInvalid)
+"""What is wrong with options."""
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -112,7 +116,7 @@ def main(
     log_level: LogLevelOption = "info",
 ) -> None:
     """Run a worker: it holds the paged KV of one model and generates answers with it."""
-    try:
+    with _telling_failures():
         log = _log(log_level)
         model_config = ModelConfig(
             model=model,
@@ -143,23 +147,24 @@ def main(
             controller_wait_s=controller_wait_s,
         )
         is_idle = _run(config, model_config, log)
-    except (
-        ConfigInvalid,
-        LimitInvalid,
-        AddressInvalid,
-        TlsUnusable,
-        LoraSourceInvalid,
-    ) as error:
-        _fail(str(error), status=2)
-    except (AddressUnusable, PoolRefused, WorkerBroken) as error:
-        _fail(str(error), status=1)
-    except (ModelRefused, ModelUnavailable, AdapterUnusable) as error:
-        _fail(str(error), status=3)
     if not is_idle:
         # A forward pass cannot be interrupted, and the interpreter would wait for it.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
+
+
+@contextmanager
+def _telling_failures() -> Iterator[None]:
+    """Ends the process with one line and a status where it cannot serve."""
+    try:
+        yield
+    except USAGE_ERRORS as error:
+        _fail(str(error), status=2)
+    except (AddressUnusable, PoolRefused, WorkerBroken) as error:
+        _fail(str(error), status=1)
+    except (ModelRefused, ModelUnavailable, AdapterUnusable) as error:
+        _fail(str(error), status=3)
 
 
 def _run(config: WorkerConfig, model_config: ModelConfig, log: Log) -> bool:
