@@ -30,6 +30,8 @@ from prefixd.v1 import worker_pb2
 
 OPTIONS_DEFAULT = GenerateOptions()
 """Greedy, with the server's own length limit."""
+RELOAD_TIMEOUT_S_DEFAULT = 600.0
+"""Deadline of a reload that names none: weights take a while to read."""
 
 
 class AnswerStream:
@@ -143,9 +145,16 @@ class WorkerClient(SyncClient):
         return self._transport.call(worker_calls.worker_info(), timeout_s=timeout_s)
 
     def reload_weights(
-        self, model_version: str, *, folder: str = "", timeout_s: float | None = None
+        self,
+        model_version: str,
+        *,
+        folder: str = "",
+        timeout_s: float = RELOAD_TIMEOUT_S_DEFAULT,
     ) -> Reloaded:
-        """Makes the worker read its weights again, from a folder of its machine; see the proto."""
+        """Makes the worker read its model's weights again, and drops what the old ones cached.
+
+        `folder` is one of the worker's machine; empty: the one that it read last.
+        """
         call = worker_calls.reload_weights(model_version=model_version, folder=folder)
         return self._transport.call(call, timeout_s=timeout_s)
 
@@ -256,8 +265,15 @@ class AsyncWorkerClient(AsyncClient):
         return await self._transport.call(worker_calls.worker_info(), timeout_s=timeout_s)
 
     async def reload_weights(
-        self, model_version: str, *, folder: str = "", timeout_s: float | None = None
+        self,
+        model_version: str,
+        *,
+        folder: str = "",
+        timeout_s: float = RELOAD_TIMEOUT_S_DEFAULT,
     ) -> Reloaded:
-        """Makes the worker read its weights again, from a folder of its machine; see the proto."""
+        """Makes the worker read its model's weights again, and drops what the old ones cached.
+
+        `folder` is one of the worker's machine; empty: the one that it read last.
+        """
         call = worker_calls.reload_weights(model_version=model_version, folder=folder)
         return await self._transport.call(call, timeout_s=timeout_s)

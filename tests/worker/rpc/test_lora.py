@@ -88,6 +88,20 @@ def test_s2_adapters_never_share_a_block(setting: Setting) -> None:
     assert [cached(name) for name in NAMES] == [44, 44, 44]
 
 
+def test_s2_salt_is_no_adapter_of_the_same_name(setting: Setting) -> None:
+    """S2: a salt called like an adapter finds nothing of the adapter's, and the other way round."""
+    prompt = (6, *PROMPT)
+
+    def cached(**fields: Any) -> int:
+        request = tokens_request(prompt, token_count_max=1, **fields)
+        return setting.client.generate(request).finished.cached_token_count
+
+    assert cached(lora_name="poet") == 0
+    assert cached(cache_salt="poet") == 0
+    assert cached(cache_salt="poet", lora_name="poet") == 0
+    assert cached(lora_name="poet") == cached(cache_salt="poet") == 44
+
+
 def test_adapters_share_a_pass_and_answers_are_those_alone(setting: Setting) -> None:
     """Together, cached and uncached, each answer is bitwise the one computed alone."""
     prompt = (8, *PROMPT)
