@@ -214,7 +214,7 @@ class Answer:
                 prompt_token_count=self.sequence.prompt_token_count,
                 cached_token_count=self._cached_token_count,
                 generated_token_count=self._generated_token_count,
-                block_count=len(self.sequence.block_ids),
+                block_count=self.sequence.held_block_count,
                 time_to_first_token_s=self._first_token_s - self._arrival_s,
                 decode_tokens_per_second=later_token_count / decode_s if decode_s > 0 else 0.0,
                 preemption_count=self.sequence.preemption_count,

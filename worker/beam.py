@@ -195,7 +195,7 @@ class BeamGeneration:
                 token_ids,
                 self._score(last, length=length),
                 reason,
-                len(beam.block_ids),
+                beam.held_block_count,
                 beam.preemption_count,
             )
         )

@@ -52,7 +52,7 @@ def _chunk(planned: PlannedChunk) -> Chunk:
     return Chunk(
         token_ids=planned.token_ids,
         start_position=planned.start_position,
-        block_ids=planned.block_ids,
+        tables=planned.tables,
         slots=planned.slots,
         logit_token_count=planned.logit_token_count,
         lora_name=planned.sequence.lora.name if planned.sequence.lora else "",

@@ -51,7 +51,7 @@ def load_runner(config: ModelConfig, *, report: Callable[[str], None]) -> ModelR
     model = with_adapters(model, config.loras)
     block_count = config.block_count or _block_count(model, block_size=config.block_size)
     kv = PagedKv(
-        model.geometry,
+        model.page_geometry,
         block_count=block_count,
         block_size=config.block_size,
         dtype=model.dtype,
@@ -90,5 +90,5 @@ def _block_count(model: LoadedModel, *, block_size: int) -> int:
     if model.device.type == "cuda":
         free_byte_count, _ = torch.cuda.mem_get_info(model.device)
         byte_count = int(GPU_POOL_SHARE * free_byte_count)
-    per_block = block_byte_count(model.geometry, block_size=block_size, dtype=model.dtype)
+    per_block = block_byte_count(model.page_geometry, block_size=block_size, dtype=model.dtype)
     return max(2, min(byte_count // per_block, BLOCK_COUNT_MAX_DEFAULT))

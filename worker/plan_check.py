@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
+from prefixd.worker.kv_groups import KvGroup
 from prefixd.worker.limits import PARTIAL_AWAIT_TOKEN_COUNT
 from prefixd.worker.sequence import Sequence
-from prefixd.worker.step import Copy, Decoded, DecodeRow, Plan, StepAnswer, StepDraft
+from prefixd.worker.step import Copy, Decoded, DecodeRow, GroupPlan, Plan, StepAnswer, StepDraft
 
 
 class PlanInvalid(Exception):
@@ -19,11 +20,13 @@ class PoolShape:
         block_count: its blocks, block 0 included.
         block_size: token slots per block.
         sub_block_reuse: whether a match may end inside a block.
+        groups: its KV groups; the first is of full attention.
     """
 
     block_count: int
     block_size: int
     sub_block_reuse: bool = False
+    groups: tuple[KvGroup, ...] = (KvGroup(),)
 
     @property
     def await_token_count_min(self) -> int:
@@ -32,8 +35,8 @@ class PoolShape:
 
     @property
     def usable_slot_count(self) -> int:
-        """Slots of all blocks that are handed out."""
-        return (self.block_count - 1) * self.block_size
+        """Tokens whose KV fits into the blocks that are handed out, if no window lets any go."""
+        return (self.block_count - 1) // len(self.groups) * self.block_size
 
 
 def check_answer(answer: StepAnswer, draft: StepDraft) -> None:
@@ -45,7 +48,8 @@ def check_answer(answer: StepAnswer, draft: StepDraft) -> None:
     _equal("fork outcomes", len(answer.forks), len(draft.forks))
     _equal("extend outcomes", len(answer.extends), len(draft.extends))
     _equal("open outcomes", len(answer.opens), len(draft.opens))
-    _equal("decode rows", len(answer.decoded.new_block_ids), len(draft.decode_rows))
+    for column in answer.decoded.new_block_ids:
+        _equal("decode rows", len(column), len(draft.decode_rows))
     if any(not 0 <= row < len(draft.decode_rows) for row in answer.decoded.deferred):
         raise PlanInvalid("a deferred row is none of the step's rows")
 
@@ -66,7 +70,6 @@ def check_plan(
         PlanInvalid: says what differs.
     """
     _equal("handle", plan.handle, handle)
-    _equal("start block", plan.start_block, len(sequence.block_ids))
     _equal("scheduled start", plan.scheduled_start, plan.cached_end)
     if not sequence.scheduled_count <= plan.scheduled_start <= plan.scheduled_end:
         raise PlanInvalid(
@@ -75,16 +78,26 @@ def check_plan(
         )
     if plan.scheduled_end > token_count:
         raise PlanInvalid(f"position {plan.scheduled_end - 1} is planned of {token_count} tokens")
-    _check_block_ids(plan.block_ids, shape)
-    table = (*sequence.block_ids, *plan.block_ids)
+    _equal("KV groups", len(plan.groups), len(shape.groups))
+    for group, table, part in zip(shape.groups, sequence.tables, plan.groups, strict=True):
+        _equal("start block", part.start_block, len(table))
+        _check_part(part, (*table, *part.block_ids), plan, group, shape)
+    check_copies(plan.copies, shape)
+
+
+def _check_part(
+    part: GroupPlan, table: tuple[int, ...], plan: Plan, group: KvGroup, shape: PoolShape
+) -> None:
+    """One group's slots are those of its table, and all that its rows read is there."""
+    _check_window(table, group, position=plan.scheduled_start, shape=shape)
+    _check_appended(part.block_ids, group, shape)
     if plan.scheduled_end > len(table) * shape.block_size:
         raise PlanInvalid(f"{len(table)} blocks do not hold {plan.scheduled_end} tokens")
     positions = range(plan.scheduled_start, plan.scheduled_end)
-    _equal("slots", len(plan.slots), len(positions))
-    for position, slot in zip(positions, plan.slots, strict=True):
+    _equal("slots", len(part.slots), len(positions))
+    for position, slot in zip(positions, part.slots, strict=True):
         if slot != slot_of(table, position=position, block_size=shape.block_size):
             raise PlanInvalid(f"position {position} was given slot {slot} outside its block")
-    check_copies(plan.copies, shape)
 
 
 def check_rows(decoded: Decoded, rows: tuple[DecodeRow, ...], shape: PoolShape) -> None:
@@ -93,28 +106,36 @@ def check_rows(decoded: Decoded, rows: tuple[DecodeRow, ...], shape: PoolShape) 
     Raises:
         PlanInvalid: says what differs.
     """
-    for index, (row, block_id) in enumerate(zip(rows, decoded.new_block_ids, strict=True)):
+    if len(decoded.deferred) < len(rows):
+        _equal("columns of new blocks", len(decoded.new_block_ids), len(shape.groups))
+    for index, row in enumerate(rows):
         if index in decoded.deferred:
             continue
-        needs_block = row.position == len(row.sequence.block_ids) * shape.block_size
-        if needs_block != (block_id != 0):
-            raise PlanInvalid(
-                f"position {row.position} behind {len(row.sequence.block_ids)} blocks"
-                f" was given block {block_id}"
-            )
-        if needs_block:
-            _check_block_ids((block_id,), shape)
+        parts = zip(shape.groups, row.sequence.tables, decoded.new_block_ids, strict=True)
+        for group, table, column in parts:
+            block_id = column[index]
+            needs_block = row.position == len(table) * shape.block_size
+            if needs_block != (block_id != 0):
+                raise PlanInvalid(
+                    f"position {row.position} behind {len(table)} blocks was given block {block_id}"
+                )
+            if needs_block:
+                _check_block_ids((block_id,), shape)
+            _check_window(table, group, position=row.position, shape=shape)
     check_copies(decoded.copies, shape)
 
 
-def check_fork(block_ids: tuple[int, ...], *, token_count: int, shape: PoolShape) -> None:
+def check_fork(tables: tuple[tuple[int, ...], ...], *, token_count: int, shape: PoolShape) -> None:
     """The blocks of a forked sequence hold just the tokens that it shares.
 
     Raises:
         PlanInvalid: says what differs.
     """
-    _equal("forked blocks", len(block_ids), -(-token_count // shape.block_size))
-    _check_block_ids(block_ids, shape)
+    _equal("KV groups", len(tables), len(shape.groups))
+    for group, table in zip(shape.groups, tables, strict=True):
+        _equal("forked blocks", len(table), -(-token_count // shape.block_size))
+        _check_window(table, group, position=token_count, shape=shape)
+        _check_appended(table, group, shape)
 
 
 def check_copies(copies: tuple[Copy, ...], shape: PoolShape) -> None:
@@ -132,6 +153,22 @@ def check_copies(copies: tuple[Copy, ...], shape: PoolShape) -> None:
 def slot_of(block_ids: tuple[int, ...] | list[int], *, position: int, block_size: int) -> int:
     """Where the KV of a position lies."""
     return block_ids[position // block_size] * block_size + position % block_size
+
+
+def _check_window(
+    table: tuple[int, ...] | list[int], group: KvGroup, *, position: int, shape: PoolShape
+) -> None:
+    """The rows from a position on find all that they read."""
+    if group.window_token_count is None:
+        return  # block 0 never comes into such a table
+    if 0 in table[group.first_read_block(position, block_size=shape.block_size) :]:
+        raise PlanInvalid(f"position {position} reads a block that its window let go")
+
+
+def _check_appended(block_ids: tuple[int, ...], group: KvGroup, shape: PoolShape) -> None:
+    """They are blocks of the pool; a window group may leave places empty."""
+    may_be_empty = group.window_token_count is not None
+    _check_block_ids(tuple(b for b in block_ids if b or not may_be_empty), shape)
 
 
 def _check_block_ids(block_ids: tuple[int, ...], shape: PoolShape) -> None:

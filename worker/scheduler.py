@@ -306,7 +306,7 @@ class Scheduler:
 
     def _apply_open(self, entry: Open, outcome: Opened) -> list[PlannedChunk]:
         sequence = entry.sequence
-        sequence.block_ids = []
+        sequence.tables = self._layout.empty_tables()
         chunks = self._layout.plan(sequence, outcome.plan, handle=entry.handle)
         sequence.handle = entry.handle
         sequence.was_opened = True

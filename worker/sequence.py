@@ -1,6 +1,6 @@
 """One growing token list and what the worker knows of it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 from prefixd.worker.lora import LoraIdentity
@@ -24,7 +24,7 @@ class SequencePhase(Enum):
 class Sequence:
     """A prompt and the answer that grows behind it.
 
-    Invariants: ``handle``, the counts and ``block_ids`` describe the controller's state as of the
+    Invariants: ``handle``, the counts and ``tables`` describe the controller's state as of the
     last answered step and are meaningful while RUNNING; ``known_count <= len(token_ids)``;
     positions scheduled behind the known tokens are drafts, which count for nothing until they are
     known.
@@ -43,7 +43,8 @@ class Sequence:
         handle: its number in this epoch, new with each open.
         known_count: tokens that the controller knows.
         scheduled_count: positions that the controller has scheduled.
-        block_ids: its block table.
+        tables: its block table of each KV group; block 0 where a window group holds nothing; none
+            at all before it is open.
         is_cut: a step that scheduled it failed; its next entry is an extend.
         was_opened: whether it has ever been opened, in any epoch.
         preemption_count: how often it gave up its blocks.
@@ -64,7 +65,7 @@ class Sequence:
     handle: int = 0
     known_count: int = 0
     scheduled_count: int = 0
-    block_ids: list[int] = field(default_factory=list)
+    tables: tuple[list[int], ...] = ()
     is_cut: bool = False
     was_opened: bool = False
     preemption_count: int = 0
@@ -75,6 +76,11 @@ class Sequence:
     def token_count(self) -> int:
         """Prompt and generated tokens."""
         return len(self.token_ids)
+
+    @property
+    def held_block_count(self) -> int:
+        """Blocks that its tables name, over all KV groups."""
+        return sum(block_id != 0 for table in self.tables for block_id in table)
 
     @property
     def rollback_to_token_count(self) -> int | None:
@@ -106,6 +112,6 @@ class Sequence:
         self.handle = 0
         self.known_count = 0
         self.scheduled_count = 0
-        self.block_ids = []
+        self.tables = ()
         self.is_cut = False
         self.await_count = 0

@@ -161,7 +161,12 @@ def build(
         wrap_runner: puts something around each forward pass: a measurement, or a fault.
     """
     model, kv = runner.model, runner.kv
-    shape = PoolShape(kv.block_count, kv.block_size, sub_block_reuse=config.sub_block_reuse)
+    shape = PoolShape(
+        kv.block_count,
+        kv.block_size,
+        sub_block_reuse=config.sub_block_reuse,
+        groups=model.groups,
+    )
     client = ControllerClient(
         config.controller, _pool_description(config, runner), log, tls=config.controller_tls
     )
@@ -241,7 +246,7 @@ def _pool_description(config: WorkerConfig, runner: ModelRunner) -> PoolDescript
         model_name=model.name,
         block_count=kv.block_count,
         block_size=kv.block_size,
-        layer_count=len(model.geometry),
+        groups=model.groups,
         kv_format=f"{_dtype_name(model)} slot-major",
         vocabulary_size=model.vocabulary_size,
         model_version=config.model_version,

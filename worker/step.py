@@ -108,7 +108,7 @@ class StepDraft:
 class Copy:
     """Copy the first ``token_count`` slots of a block to another before the forward pass.
 
-    The target then stands at ``block_index`` of the table of the sequence with the handle.
+    The target then stands at ``block_index`` of a group's table of the sequence with the handle.
     """
 
     source_block_id: int
@@ -116,6 +116,32 @@ class Copy:
     token_count: int
     handle: int = 0
     block_index: int = 0
+    group_index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """A block that a window left behind; the sequence's table names block 0 in its place."""
+
+    handle: int
+    group_index: int
+    block_index: int
+    block_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlan:
+    """One KV group's part of a plan.
+
+    Attributes:
+        start_block: index in the block table of the first appended block.
+        block_ids: the appended blocks; block 0 in places that a window group need not hold.
+        slots: one per scheduled position.
+    """
+
+    start_block: int
+    block_ids: tuple[int, ...]
+    slots: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,20 +151,18 @@ class Plan:
     Attributes:
         cached_end: positions below are in the pool already, or written before this plan reads them.
         scheduled_start, scheduled_end: the positions to compute.
-        start_block: index in the block table of the first appended block.
-        block_ids: the appended blocks.
-        slots: one per scheduled position.
+        groups: one part per KV group.
         copies: copies to make first.
+        freed: blocks that were freed before any was appended.
     """
 
     handle: int
     cached_end: int
     scheduled_start: int
     scheduled_end: int
-    start_block: int
-    block_ids: tuple[int, ...]
-    slots: tuple[int, ...]
+    groups: tuple[GroupPlan, ...]
     copies: tuple[Copy, ...] = ()
+    freed: tuple[Freed, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +182,9 @@ class Extended:
 
 @dataclass(frozen=True, slots=True)
 class Forked:
-    """A sequence began with another one's blocks."""
+    """A sequence began with another one's blocks: a table per KV group."""
 
-    block_ids: tuple[int, ...]
+    tables: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,14 +208,16 @@ class Decoded:
     """The decode rows' answer.
 
     Attributes:
-        new_block_ids: one per row; 0 where the row needed no block.
+        new_block_ids: a column per KV group, of one block per row; 0 where it needed none.
         deferred: reason by row index; such a row changed nothing.
         copies: copies to make first.
+        freed: blocks that were freed before any was appended.
     """
 
-    new_block_ids: tuple[int, ...] = ()
+    new_block_ids: tuple[tuple[int, ...], ...] = ()
     deferred: Mapping[int, str] = field(default_factory=dict)
     copies: tuple[Copy, ...] = ()
+    freed: tuple[Freed, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +228,7 @@ class Remap:
     block_index: int
     old_block_id: int
     new_block_id: int
+    group_index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +260,8 @@ class PlannedChunk:
 
     Attributes:
         token_ids: those of the positions, drafts last.
-        block_ids: the sequence's whole block table at this step.
+        tables: the sequence's whole block table of each KV group at this step.
+        slots: one per position, for each KV group.
         logit_token_count: of how many of the last positions the logits are wanted.
         draft_token_count: how many of the last tokens are guesses.
     """
@@ -241,8 +269,8 @@ class PlannedChunk:
     sequence: Sequence
     start_position: int
     token_ids: tuple[int, ...]
-    block_ids: tuple[int, ...]
-    slots: tuple[int, ...]
+    tables: tuple[tuple[int, ...], ...]
+    slots: tuple[tuple[int, ...], ...]
     logit_token_count: int
     draft_token_count: int = 0
 

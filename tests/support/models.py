@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from transformers import (
 )
 
 from prefixd.worker.attention.registry import create_backend
+from prefixd.worker.kv_groups import KvGroup
 from prefixd.worker.model.forward import BlockCopy, Chunk, flatten
 from prefixd.worker.model.kv_cache import PagedKv
 from prefixd.worker.model.loaded import LoadedModel
@@ -108,6 +110,12 @@ CONFIGS = {
 }
 
 
+def in_one_group(model: LoadedModel) -> LoadedModel:
+    """The same model with one KV group, so that a sequence has one block table."""
+    layer_indices = tuple(range(len(model.geometry)))
+    return replace(model, groups=(KvGroup(layer_indices=layer_indices),))
+
+
 def random_model(config: PreTrainedConfig, *, seed: int = 1) -> LoadedModel:
     """A tiny model with paged attention, in float32."""
     return load_random(
@@ -159,7 +167,7 @@ class PagedHarness:
     ) -> None:
         self.model = model
         self.kv = PagedKv(
-            model.geometry,
+            model.page_geometry,
             block_count=block_count,
             block_size=block_size,
             dtype=model.dtype,
@@ -170,12 +178,19 @@ class PagedHarness:
     def chunk(
         self, token_ids: Sequence[int], block_ids: Sequence[int], start: int, end: int
     ) -> Chunk:
-        """Tokens [start, end) of a sequence, all wanting logits."""
+        """Tokens [start, end) of a sequence, all wanting logits; of a model of one KV group."""
+        return self.chunk_of_groups(token_ids, (block_ids,), start, end)
+
+    def chunk_of_groups(
+        self, token_ids: Sequence[int], tables: Sequence[Sequence[int]], start: int, end: int
+    ) -> Chunk:
+        """The same with a block table for each KV group."""
         size = self.kv.block_size
         slots = [
-            block_ids[position // size] * size + position % size for position in range(start, end)
+            [table[position // size] * size + position % size for position in range(start, end)]
+            for table in tables
         ]
-        return Chunk(token_ids[start:end], start, block_ids, slots, end - start)
+        return Chunk(token_ids[start:end], start, tables, slots, end - start)
 
     def run(self, *chunks: Chunk, copies: Sequence[BlockCopy] = ()) -> list[Tensor]:
         """Runs one pass; the logits of each chunk."""

@@ -44,12 +44,14 @@ class AttentionBatch:
         sequences: in row order.
         block_tables: int64 (sequences, blocks of the longest table), padded with block 0.
         block_size: slots per block.
+        group_index: of the KV group whose layers read it.
     """
 
     slots: Tensor
     sequences: tuple[SequenceRows, ...]
     block_tables: Tensor
     block_size: int
+    group_index: int = 0
 
     @property
     def row_count(self) -> int:
@@ -66,11 +68,11 @@ class AttentionBatch:
 
 
 def build_batch(
-    slots: Tensor, sequences: Sequence[SequenceRows], *, block_size: int
+    slots: Tensor, sequences: Sequence[SequenceRows], *, block_size: int, group_index: int = 0
 ) -> AttentionBatch:
     """Packs the block tables of the sequences into one tensor beside ``slots``, on its device."""
     block_count_max = max((len(rows.block_ids) for rows in sequences), default=0)
     table = torch.zeros((len(sequences), block_count_max), dtype=torch.int64)
     for index, rows in enumerate(sequences):
         table[index, : len(rows.block_ids)] = torch.tensor(rows.block_ids, dtype=torch.int64)
-    return AttentionBatch(slots, tuple(sequences), table.to(slots.device), block_size)
+    return AttentionBatch(slots, tuple(sequences), table.to(slots.device), block_size, group_index)

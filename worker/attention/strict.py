@@ -47,32 +47,26 @@ class StrictBackend:
         return round_up(token_count, multiple=ROW_MULTIPLE)
 
     def plan(self, batch: AttentionBatch) -> "StrictPlan":
-        """Lists the slots of each sequence up to the end of its last tile."""
-        contexts = []
-        for index, rows in enumerate(batch.sequences):
-            slots = batch.context_slots(index)
-            padded = round_up(rows.context_token_count, multiple=KEY_TILE_TOKEN_COUNT)
-            # Behind the last token stands that token again: its K and V are finite whenever the
-            # sequence's own are, and no row sees it there.
-            filler = slots[-1:].expand(padded - rows.context_token_count)
-            contexts.append((rows, torch.cat([slots, filler])))
-        return StrictPlan(tuple(contexts))
+        """Prepares nothing yet: what to read shows with the first layer of each window."""
+        return StrictPlan(batch)
 
 
 @dataclass(frozen=True, slots=True)
 class StrictPlan:
-    """The sequences of the pass with their slots, padded to whole key tiles."""
+    """What each sequence reads, per window: made once and used by every such layer."""
 
-    contexts: tuple[tuple[SequenceRows, Tensor], ...]
+    batch: AttentionBatch
+    _contexts: dict[int | None, tuple["_Context", ...]] = field(default_factory=dict)
     _key_buffer: GatherBuffer = field(default_factory=GatherBuffer)
     _value_buffer: GatherBuffer = field(default_factory=GatherBuffer)
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, traits: LayerTraits) -> Tensor:
         """See the seam."""
         output = query.new_zeros((*query.shape[:2], values.shape[-1]))
-        for rows, slots in self.contexts:
-            context_keys = self._key_buffer.gather(keys, slots)
-            context_values = self._value_buffer.gather(values, slots)
+        for context in self._contexts_for(traits):
+            rows = context.rows
+            context_keys = self._key_buffer.gather(keys, context.slots)
+            context_values = self._value_buffer.gather(values, context.slots)
             for first in range(0, rows.query_token_count, QUERY_TILE_ROW_COUNT):
                 count = min(QUERY_TILE_ROW_COUNT, rows.query_token_count - first)
                 start = rows.query_start + first
@@ -83,12 +77,49 @@ class StrictPlan:
                     context_values,
                     traits,
                     start_position=position,
+                    context_start=context.first_position,
                 )
         return output
 
+    def _contexts_for(self, traits: LayerTraits) -> tuple["_Context", ...]:
+        window = traits.window_token_count
+        if window not in self._contexts:
+            self._contexts[window] = tuple(
+                _context(self.batch, index, traits) for index in range(len(self.batch.sequences))
+            )
+        return self._contexts[window]
+
+
+@dataclass(frozen=True, slots=True)
+class _Context:
+    """Slots of whole key tiles, from the first that a sequence's rows see to their last."""
+
+    rows: SequenceRows
+    first_position: int
+    slots: Tensor
+
+
+def _context(batch: AttentionBatch, index: int, traits: LayerTraits) -> _Context:
+    rows = batch.sequences[index]
+    seen = first_visible(rows.start_position, traits)
+    first = seen // KEY_TILE_TOKEN_COUNT * KEY_TILE_TOKEN_COUNT
+    end = round_up(rows.context_token_count, multiple=KEY_TILE_TOKEN_COUNT)
+    slots = batch.context_slots(index)[seen:]
+    # Before the first token that a row sees stands that token again, and behind the last one that
+    # one: their K and V are finite whenever the sequence's own are, and no row sees them there.
+    before = slots[:1].expand(seen - first)
+    behind = slots[-1:].expand(end - rows.context_token_count)
+    return _Context(rows, first, torch.cat([before, slots, behind]))
+
 
 def _attend_tile(
-    query: Tensor, keys: Tensor, values: Tensor, traits: LayerTraits, *, start_position: int
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    traits: LayerTraits,
+    *,
+    start_position: int,
+    context_start: int,
 ) -> Tensor:
     """Rows at consecutive positions over the key tiles that any of them sees.
 
@@ -98,13 +129,15 @@ def _attend_tile(
         values: (padded context tokens, kv heads, width).
         traits: of the layer.
         start_position: of the first row.
+        context_start: position of the first key, which begins a tile.
     """
     row_count = query.shape[0]
     first = first_visible(start_position, traits) // KEY_TILE_TOKEN_COUNT * KEY_TILE_TOKEN_COUNT
     end = round_up(start_position + row_count, multiple=KEY_TILE_TOKEN_COUNT)
+    read = slice(first - context_start, end - context_start)
 
     packed = _pack_groups(query, kv_head_count=keys.shape[1])
-    scores = torch.matmul(packed.flatten(1, 2), keys[first:end].permute(1, 2, 0))
+    scores = torch.matmul(packed.flatten(1, 2), keys[read].permute(1, 2, 0))
     scores = scores.view(*packed.shape[:3], -1).mul_(traits.scaling)
     if traits.softcap is not None:
         scores = traits.softcap * torch.tanh(scores / traits.softcap)
@@ -119,7 +152,7 @@ def _attend_tile(
         peak = torch.maximum(peak, sinks)
         weights = scores.sub_(peak).exp_()
         sums = _sum_of(weights) + torch.exp(sinks - peak)
-    output = _weighted_sum(weights.flatten(1, 2), values[first:end]).view(*packed.shape[:3], -1)
+    output = _weighted_sum(weights.flatten(1, 2), values[read]).view(*packed.shape[:3], -1)
     return (output / sums)[:, :, :row_count].flatten(0, 1).transpose(0, 1)
 
 

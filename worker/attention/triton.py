@@ -30,7 +30,7 @@ class TritonBackend:
     def __init__(self) -> None:
         if not (torch.cuda.is_available() or knobs.runtime.interpret):
             raise BackendUnavailable(name="triton", reason="this machine has no usable GPU")
-        self._planners: dict[PlanSizes, Planner] = {}
+        self._planners: dict[tuple[int, PlanSizes], Planner] = {}
 
     def refusal(self, traits: LayerTraits) -> str | None:
         """Serves every layer."""
@@ -53,7 +53,7 @@ class TritonPlan:
     """
 
     batch: AttentionBatch
-    planners: dict[PlanSizes, Planner]
+    planners: dict[tuple[int, PlanSizes], Planner]
     _work: dict[PlanSizes, WorkTensors] = field(default_factory=dict)
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, traits: LayerTraits) -> Tensor:
@@ -72,7 +72,9 @@ class TritonPlan:
     def _work_for(self, sizes: PlanSizes, layer: LayerKv) -> WorkTensors:
         if sizes not in self._work:
             layout = _layout_of(self.batch, slot_count=layer.slot_count)
-            work = self.planners.setdefault(sizes, Planner(sizes)).plan(layout)
+            # Groups have tables of their own, so a planner that served two would reuse nothing.
+            key = (self.batch.group_index, sizes)
+            work = self.planners.setdefault(key, Planner(sizes)).plan(layout)
             self._work[sizes] = work_tensors(layout, work, device=layer.keys.device)
         return self._work[sizes]
 

@@ -16,9 +16,9 @@ class Chunk:
     Attributes:
         token_ids: the tokens, at least one.
         start_position: position of the first of them in its sequence.
-        block_ids: the sequence's whole block table from position 0, at least up to the last token
-            of this chunk.
-        slots: where the K and V of each token go, one per token, as the plan said.
+        tables: the sequence's whole block table of each KV group from position 0, at least up to
+            the last token of this chunk; block 0 where a window group reads nothing any more.
+        slots: where the K and V of each token go, one per token, in each KV group.
         logit_token_count: how many of the last tokens want logits: 0 for a prefill chunk that is
             not the last, 1 for sampling, ``len(token_ids)`` for prompt logprobs.
         lora_name: the LoRA adapter of the sequence; empty: none.
@@ -26,8 +26,8 @@ class Chunk:
 
     token_ids: Sequence[int]
     start_position: int
-    block_ids: Sequence[int]
-    slots: Sequence[int]
+    tables: Sequence[Sequence[int]]
+    slots: Sequence[Sequence[int]]
     logit_token_count: int
     lora_name: str = ""
 
@@ -42,12 +42,25 @@ class BlockCopy:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupRows:
+    """What a pass reads and writes in the layers of one KV group.
+
+    Attributes:
+        slots: int64, shape (tokens,).
+        sequences: one per chunk; their rows follow one another without a gap.
+    """
+
+    slots: NDArray[np.int64]
+    sequences: tuple[SequenceRows, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ForwardPass:
     """A flattened batch: the tokens of all sequences on one axis, in the order of the chunks.
 
     Attributes:
-        token_ids, positions, slots: int64, shape (tokens,).
-        sequences: one per chunk; their rows follow one another without a gap.
+        token_ids, positions: int64, shape (tokens,).
+        groups: one per KV group, alike but for slots and block tables.
         logit_rows: int64, the rows that want logits, ascending: chunk by chunk.
         copies: block copies executed before anything is written. No block is both a source and a
             target.
@@ -56,8 +69,7 @@ class ForwardPass:
 
     token_ids: NDArray[np.int64]
     positions: NDArray[np.int64]
-    slots: NDArray[np.int64]
-    sequences: tuple[SequenceRows, ...]
+    groups: tuple[GroupRows, ...]
     logit_rows: NDArray[np.int64]
     copies: tuple[BlockCopy, ...] = ()
     lora_names: tuple[str, ...] = ()
@@ -74,29 +86,47 @@ def flatten(chunks: Sequence[Chunk], copies: Sequence[BlockCopy] = ()) -> Forwar
     A chunk that reads a block which another chunk of the same pass writes is fine, in any order:
     in each layer every token of the pass is stored before any row attends.
     """
-    sequences: list[SequenceRows] = []
+    starts: list[int] = []
     positions: list[NDArray[np.int64]] = []
     logit_rows: list[NDArray[np.int64]] = []
     row = 0
     for chunk in chunks:
         count = len(chunk.token_ids)
         assert count > 0, "a chunk holds at least one token"
-        assert count == len(chunk.slots), f"{count} tokens, {len(chunk.slots)} slots"
+        for slots in chunk.slots:
+            assert count == len(slots), f"{count} tokens, {len(slots)} slots"
         assert 0 <= chunk.logit_token_count <= count, chunk.logit_token_count
         end = chunk.start_position + count
-        sequences.append(SequenceRows(row, count, end, tuple(chunk.block_ids)))
+        starts.append(row)
         positions.append(np.arange(chunk.start_position, end, dtype=np.int64))
         logit_rows.append(np.arange(row + count - chunk.logit_token_count, row + count))
         row += count
     return ForwardPass(
         token_ids=_concatenate([np.asarray(c.token_ids, dtype=np.int64) for c in chunks]),
         positions=_concatenate(positions),
-        slots=_concatenate([np.asarray(c.slots, dtype=np.int64) for c in chunks]),
-        sequences=tuple(sequences),
+        groups=_group_rows(chunks, starts),
         logit_rows=_concatenate(logit_rows),
         copies=tuple(copies),
         lora_names=tuple(chunk.lora_name for chunk in chunks),
     )
+
+
+def _group_rows(chunks: Sequence[Chunk], starts: Sequence[int]) -> tuple[GroupRows, ...]:
+    groups = []
+    by_group = zip(
+        zip(*(chunk.tables for chunk in chunks), strict=True),
+        zip(*(chunk.slots for chunk in chunks), strict=True),
+        strict=True,
+    )
+    for tables, slots in by_group:
+        sequences = tuple(
+            SequenceRows(
+                row, len(chunk.token_ids), chunk.start_position + len(chunk.token_ids), tuple(table)
+            )
+            for row, chunk, table in zip(starts, chunks, tables, strict=True)
+        )
+        groups.append(GroupRows(_concatenate([np.asarray(s, np.int64) for s in slots]), sequences))
+    return tuple(groups)
 
 
 def _concatenate(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:

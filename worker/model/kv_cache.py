@@ -26,13 +26,16 @@ class LayerGeometry:
 def block_byte_count(
     geometry: Sequence[LayerGeometry], *, block_size: int, dtype: torch.dtype
 ) -> int:
-    """Bytes of one block over all layers, to size a pool by memory."""
+    """Bytes of one block over all page memories, to size a pool by memory."""
     elements_per_token = sum(layer.elements_per_token for layer in geometry)
     return block_size * elements_per_token * dtype.itemsize
 
 
 class PagedKv:
-    """K and V of ``block_count`` blocks of ``block_size`` slots, for every layer.
+    """K and V of ``block_count`` blocks of ``block_size`` slots, in one or more page memories.
+
+    A block has one page in each; they serve the layers of the KV group that the block belongs to.
+    Where all layers are one group, each layer has a page memory of its own.
 
     Invariants: block 0 belongs to padding rows, no sequence reads it; the tensors never move and
     never change size.
@@ -61,8 +64,8 @@ class PagedKv:
         self._values = [zeros(layer, layer.value_width) for layer in geometry]
 
     @property
-    def layer_count(self) -> int:
-        """Layers that have KV of their own."""
+    def page_count(self) -> int:
+        """Page memories."""
         return len(self._keys)
 
     @property
@@ -75,25 +78,25 @@ class PagedKv:
         """Bytes that the pool takes on its device."""
         return sum(t.numel() * t.element_size() for t in (*self._keys, *self._values))
 
-    def keys(self, layer_index: int) -> Tensor:
-        """K of a layer: (slots, kv heads, key width)."""
-        return self._keys[layer_index]
+    def keys(self, page: int) -> Tensor:
+        """K of a page memory: (slots, kv heads, key width)."""
+        return self._keys[page]
 
-    def values(self, layer_index: int) -> Tensor:
-        """V of a layer: (slots, kv heads, value width)."""
-        return self._values[layer_index]
+    def values(self, page: int) -> Tensor:
+        """V of a page memory: (slots, kv heads, value width)."""
+        return self._values[page]
 
-    def store(self, layer_index: int, *, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-        """Writes K and V of some tokens of one layer.
+    def store(self, page: int, *, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+        """Writes K and V of some tokens to one page memory.
 
         Args:
-            layer_index: the layer.
+            page: index of the page memory.
             keys: (tokens, kv heads, key width).
             values: (tokens, kv heads, value width).
             slots: int64 (tokens,).
         """
-        store_rows(self._keys[layer_index], keys, slots)
-        store_rows(self._values[layer_index], values, slots)
+        store_rows(self._keys[page], keys, slots)
+        store_rows(self._values[page], values, slots)
 
     def copy_blocks(
         self,
@@ -102,7 +105,7 @@ class PagedKv:
         target_block_ids: Sequence[int],
         token_counts: Sequence[int],
     ) -> None:
-        """Copies the first ``token_counts[i]`` tokens of each source to its target, in all layers.
+        """Copies the first ``token_counts[i]`` tokens of each source to its target, on all pages.
 
         The rest of a target keeps what it held. Every source is read before a target is written.
         """

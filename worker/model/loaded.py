@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from prefixd.worker.kv_groups import KvGroup
 from prefixd.worker.model.attention_hook import AttentionContext, AttentionHandler
 from prefixd.worker.model.kv_cache import LayerGeometry
 from prefixd.worker.model.lora import LoraSwitch
@@ -23,6 +24,7 @@ class LoadedModel:
         context: leads its attention calls.
         layer_indices: place of each attention module in ``geometry``.
         geometry: KV shape of every layer, in the order in which a forward visits them.
+        groups: the KV groups; each layer belongs to one.
         dtype: of weights and KV.
         device: where weights and KV are.
         vocabulary_size: token ids are below it.
@@ -39,6 +41,7 @@ class LoadedModel:
     context: AttentionContext
     layer_indices: Mapping[nn.Module, int]
     geometry: tuple[LayerGeometry, ...]
+    groups: tuple[KvGroup, ...]
     dtype: torch.dtype
     device: torch.device
     vocabulary_size: int
@@ -47,6 +50,12 @@ class LoadedModel:
     tokenizer: Any | None
     lora: LoraSwitch
     folder: Path | None
+
+    @property
+    def page_geometry(self) -> tuple[LayerGeometry, ...]:
+        """KV shape of each page memory: as many as the largest group has layers."""
+        largest = max(self.groups, key=lambda group: len(group.layer_indices))
+        return tuple(self.geometry[layer] for layer in largest.layer_indices)
 
 
 def call_network(

@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
 from prefixd.worker.attention.seam import AttentionBackend
+from prefixd.worker.kv_groups import KvGroup
 from prefixd.worker.lora import LoraIdentity
 from prefixd.worker.model.attention_hook import ATTENTION_NAME, attach_context, register_attention
 from prefixd.worker.model.errors import ModelRefused, ModelUnavailable
@@ -139,12 +140,14 @@ def _guarded(
     layers = probe_layers(network, context, model_name=name)
     check_layers(layers, config, backend, model_name=name)
     check_numbers(network.config, backend, device=network.device, model_name=name)
+    geometry = tuple(layer.geometry for layer in layers)
     return LoadedModel(
         name=name,
         network=network,
         context=context,
         layer_indices={layer.module: index for index, layer in enumerate(layers)},
-        geometry=tuple(layer.geometry for layer in layers),
+        geometry=geometry,
+        groups=(KvGroup(layer_indices=tuple(range(len(layers)))),),
         dtype=network.dtype,
         device=network.device,
         vocabulary_size=config.vocab_size,

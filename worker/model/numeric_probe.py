@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from prefixd.worker.attention.seam import AttentionBackend
+from prefixd.worker.kv_groups import KvGroup
 from prefixd.worker.model.attention_hook import ATTENTION_NAME, attach_context
 from prefixd.worker.model.errors import ModelRefused
 from prefixd.worker.model.forward import Chunk, flatten
@@ -156,6 +157,7 @@ def _runner_of(network: Any, backend: AttentionBackend, *, model_name: str) -> M
         context=context,
         layer_indices={layer.module: index for index, layer in enumerate(layers)},
         geometry=tuple(layer.geometry for layer in layers),
+        groups=(KvGroup(layer_indices=tuple(range(len(layers)))),),
         dtype=network.dtype,
         device=network.device,
         vocabulary_size=config.vocab_size,
@@ -219,4 +221,4 @@ def _chunk(token_ids: Tensor, table: Sequence[int], start: int, end: int) -> Chu
         table[position // _BLOCK_SIZE] * _BLOCK_SIZE + position % _BLOCK_SIZE
         for position in range(start, end)
     ]
-    return Chunk(token_ids[start:end].tolist(), start, table, slots, end - start)
+    return Chunk(token_ids[start:end].tolist(), start, (table,), (slots,), end - start)

@@ -3,10 +3,11 @@
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from prefixd.worker.attention.batch import SequenceRows, build_batch
 from prefixd.worker.attention.seam import AttentionBackend
+from prefixd.worker.kv_groups import KvGroup
 from prefixd.worker.model.attention_hook import AttentionCall, AttentionHandler
 from prefixd.worker.model.forward import BlockCopy, ForwardPass
 from prefixd.worker.model.kv_cache import PagedKv
@@ -22,10 +23,11 @@ class ModelRunner:
     """
 
     def __init__(self, model: LoadedModel, kv: PagedKv, backend: AttentionBackend) -> None:
-        assert kv.layer_count == len(model.geometry), (kv.layer_count, len(model.geometry))
+        assert kv.page_count == len(model.page_geometry), kv.page_count
         self._model = model
         self._kv = kv
         self._backend = backend
+        self._places = _places_of(model)
 
     @property
     def model(self) -> LoadedModel:
@@ -82,23 +84,26 @@ class ModelRunner:
             )
 
     def _handler(self, forward: ForwardPass, padding: int) -> AttentionHandler:
-        # Padding rows store to slot 0, in the block that nobody reads.
-        slots = self._tensor(np.pad(forward.slots, (0, padding)))
-        batch = build_batch(slots, forward.sequences, block_size=self._kv.block_size)
-        plan = self._backend.plan(batch)
-        kv, layer_indices = self._kv, self._model.layer_indices
+        kv, places = self._kv, self._places
+        group_slots, plans = [], []
+        for index, group in enumerate(forward.groups):
+            # Padding rows store to slot 0, in the block that nobody reads.
+            slots = self._tensor(np.pad(group.slots, (0, padding)))
+            group_slots.append(slots)
+            batch = build_batch(slots, group.sequences, block_size=kv.block_size, group_index=index)
+            plans.append(self._backend.plan(batch))
 
         def attend(call: AttentionCall) -> Tensor:
-            layer = layer_indices[call.module]
-            kv.store(layer, keys=call.keys, values=call.values, slots=slots)
-            return plan.attend(call.query, kv.keys(layer), kv.values(layer), call.traits)
+            group, page = places[call.module]
+            kv.store(page, keys=call.keys, values=call.values, slots=group_slots[group])
+            return plans[group].attend(call.query, kv.keys(page), kv.values(page), call.traits)
 
         return attend
 
     def _lora_rows(self, forward: ForwardPass) -> tuple[LoraRows, ...]:
         """The rows of each adapter that some sequence goes through."""
         rows: dict[str, list[int]] = {}
-        for name, sequence in zip(forward.lora_names, forward.sequences, strict=True):
+        for name, sequence in zip(forward.lora_names, forward.groups[0].sequences, strict=True):
             if name:
                 of_sequence = range(forward.token_count)[sequence.query_rows]
                 rows.setdefault(name, []).extend(of_sequence)
@@ -115,34 +120,58 @@ class ModelRunner:
     def _check(self, forward: ForwardPass) -> None:
         count = forward.token_count
         assert count > 0, "a pass computes at least one token"
-        assert forward.positions.shape == forward.slots.shape == (count,), "one of each per token"
+        assert forward.positions.shape == (count,), "one position per token"
         assert forward.token_ids.min() >= 0, "token ids are not negative"
         assert forward.token_ids.max() < self._model.vocabulary_size, "token id in vocabulary"
         assert forward.positions.max() < self._model.context_token_count_max, "within context"
-        assert len(np.unique(forward.slots)) == count, "no slot is written twice"
-        rows = forward.logit_rows
-        assert not len(rows) or 0 <= rows.min() <= rows.max() < count, "logit rows are rows"
-        end = 0
-        for sequence in forward.sequences:
-            assert sequence.query_start == end, "rows follow one another"
-            end += sequence.query_token_count
-            _check_sequence(sequence, forward, self._kv)
-        assert end == count, "every row belongs to a sequence"
+        logit_rows = forward.logit_rows
+        if len(logit_rows):
+            assert 0 <= logit_rows.min() <= logit_rows.max() < count, "logit rows are rows"
+        for group, rows in zip(self._model.groups, forward.groups, strict=True):
+            assert rows.slots.shape == (count,), "one slot per token"
+            end = 0
+            for sequence in rows.sequences:
+                assert sequence.query_start == end, "rows follow one another"
+                end += sequence.query_token_count
+                _check_sequence(sequence, rows.slots, forward.positions, group, self._kv)
+            assert end == count, "every row belongs to a sequence"
+        slots = np.concatenate([rows.slots for rows in forward.groups])
+        assert len(np.unique(slots)) == len(slots), "no slot is written twice"
 
 
-def _check_sequence(sequence: SequenceRows, forward: ForwardPass, kv: PagedKv) -> None:
+def _places_of(model: LoadedModel) -> dict[nn.Module, tuple[int, int]]:
+    """KV group and page memory of each attention module."""
+    by_layer = {
+        layer: (group_index, page)
+        for group_index, group in enumerate(model.groups)
+        for page, layer in enumerate(group.layer_indices)
+    }
+    return {module: by_layer[layer] for module, layer in model.layer_indices.items()}
+
+
+def _check_sequence(
+    sequence: SequenceRows,
+    slots: NDArray[np.int64],
+    positions: NDArray[np.int64],
+    group: KvGroup,
+    kv: PagedKv,
+) -> None:
     """Its table covers its context with real blocks, and its slots are those of the table."""
     assert sequence.query_token_count > 0, "a sequence has at least one row"
     assert sequence.start_position >= 0, "positions are not negative"
     block_count = -(-sequence.context_token_count // kv.block_size)
     table = np.asarray(sequence.block_ids[:block_count], dtype=np.int64)
     assert len(table) == block_count, f"{len(table)} blocks, {block_count} are read"
-    assert 0 < table.min() <= table.max() < kv.block_count, "block ids lie in the pool"
+    first_read = group.first_read_block(sequence.start_position, block_size=kv.block_size)
+    read = table[first_read:]
+    assert 0 < read.min() <= read.max() < kv.block_count, "block ids lie in the pool"
+    assert table.min() >= 0, "block ids lie in the pool"
+    assert table.max() < kv.block_count, "block ids lie in the pool"
     expected_positions = np.arange(sequence.start_position, sequence.context_token_count)
-    positions = forward.positions[sequence.query_rows]
-    assert np.array_equal(positions, expected_positions), "positions are consecutive"
-    slots = table[positions // kv.block_size] * kv.block_size + positions % kv.block_size
-    assert np.array_equal(forward.slots[sequence.query_rows], slots), "slots follow the table"
+    of_sequence = positions[sequence.query_rows]
+    assert np.array_equal(of_sequence, expected_positions), "positions are consecutive"
+    expected = table[of_sequence // kv.block_size] * kv.block_size + of_sequence % kv.block_size
+    assert np.array_equal(slots[sequence.query_rows], expected), "slots follow the table"
 
 
 def _check_copies(copies: tuple[BlockCopy, ...], kv: PagedKv) -> None:

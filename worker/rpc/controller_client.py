@@ -9,6 +9,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from prefixd.v1 import cache_pb2, cache_pb2_grpc, pool_pb2, pool_pb2_grpc, types_pb2
+from prefixd.worker.kv_groups import KvGroup
 from prefixd.worker.logs import Log
 from prefixd.worker.rpc.controller_channel import open_channel
 from prefixd.worker.rpc.step_messages import reason_name
@@ -60,7 +61,7 @@ class PoolDescription:
     model_name: str
     block_count: int
     block_size: int
-    layer_count: int
+    groups: tuple[KvGroup, ...]
     kv_format: str
     vocabulary_size: int
     model_version: str = ""
@@ -252,12 +253,7 @@ class ControllerClient:
             model_version=model_version,
             block_count=description.block_count,
             block_size=description.block_size,
-            groups=[
-                types_pb2.KvGroup(
-                    kind=types_pb2.KV_GROUP_KIND_FULL_ATTENTION,
-                    layer_count=description.layer_count,
-                )
-            ],
+            groups=[_group_message(group) for group in description.groups],
             kv_format=description.kv_format,
             vocabulary_size=description.vocabulary_size,
             worker_address=worker_address,
@@ -362,6 +358,16 @@ class ControllerClient:
         self._lose_session()
         if self._outstanding is not None and not self._outstanding.reply.done():
             self._outstanding.reply.set_exception(EpochEnded())
+
+
+def _group_message(group: KvGroup) -> types_pb2.KvGroup:
+    message = types_pb2.KvGroup(
+        kind=types_pb2.KV_GROUP_KIND_FULL_ATTENTION, layer_count=len(group.layer_indices)
+    )
+    if group.window_token_count is not None:
+        message.kind = types_pb2.KV_GROUP_KIND_SLIDING_WINDOW
+        message.window_token_count = group.window_token_count
+    return message
 
 
 def call_error_reason(error: Exception) -> str:

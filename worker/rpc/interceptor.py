@@ -59,11 +59,13 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         async def guarded(request: Any, context: Context) -> Any:
             try:
                 _check_parsed(request)
-                return await behavior(request, context)
+                response = await behavior(request, context)
             except grpc.aio.AbortError:
                 raise
             except Exception as error:
                 return await self._abort(error, context, method)
+            self._log.debug("rpc", method=method, code="OK")
+            return response
 
         return guarded
 
@@ -78,6 +80,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
                 raise
             except Exception as error:
                 await self._abort(error, context, method)
+            else:
+                self._log.debug("rpc", method=method, code="OK")
             finally:
                 # A cancelled call ends here; its handler must let go now, not when it is collected.
                 await responses.aclose()
@@ -90,9 +94,10 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         elif not isinstance(error, WorkerError):
             self._log.error("rpc_failed", method=method, exc_info=error)
             error = internal_failure("the worker failed; its log holds the cause")
-        self._log.debug("rpc_refused", method=method, reason=error.reason)
+        code = error_code(error)
+        self._log.debug("rpc", method=method, code=code.name, reason=error.reason)
         await context.abort(
-            error_code(error),
+            code,
             error.message,
             ((STATUS_DETAILS_KEY, error_status(error).SerializeToString()),),
         )

@@ -17,6 +17,8 @@ from prefixd.worker.step import (
     Extended,
     Fork,
     Forked,
+    Freed,
+    GroupPlan,
     Open,
     Opened,
     Plan,
@@ -92,7 +94,13 @@ def step_answer(response: cache_pb2.StepResponse, draft: StepDraft) -> StepAnswe
         ),
         available_block_count=response.available_block_count,
         remaps=tuple(
-            Remap(remap.handle, remap.block_index, remap.old_block_id, remap.new_block_id)
+            Remap(
+                remap.handle,
+                remap.block_index,
+                remap.old_block_id,
+                remap.new_block_id,
+                remap.group_index,
+            )
             for remap in response.remaps
         ),
     )
@@ -155,15 +163,14 @@ def lora_message(lora: LoraIdentity) -> types_pb2.LoraAdapter:
 def _decoded(outcome: cache_pb2.EntryOutcome, *, row_count: int) -> Decoded:
     if outcome.WhichOneof("outcome") == "refusal":
         reason = reason_name(outcome.refusal.reason)
-        return Decoded((0,) * row_count, dict.fromkeys(range(row_count), reason))
+        return Decoded(deferred=dict.fromkeys(range(row_count), reason))
     _expect(outcome, "decode")
     decode = outcome.decode
-    if len(decode.new_blocks) != 1 or decode.remaps or decode.freed_blocks:
-        raise PlanInvalid("a decode outcome for other KV groups than one of full attention")
     return Decoded(
-        new_block_ids=tuple(decode.new_blocks[0].block_ids),
+        new_block_ids=tuple(tuple(column.block_ids) for column in decode.new_blocks),
         deferred={row.row: reason_name(row.reason) for row in decode.deferred_rows},
         copies=_copies(decode.copies),
+        freed=_freed(decode.freed_blocks),
     )
 
 
@@ -171,7 +178,7 @@ def _forked(outcome: cache_pb2.EntryOutcome) -> Forked | Refused:
     if outcome.WhichOneof("outcome") == "refusal":
         return _refused(outcome.refusal)
     _expect(outcome, "fork")
-    return Forked(_plan(outcome.fork.plan).block_ids)
+    return Forked(tuple(tuple(group.block_ids) for group in outcome.fork.plan.groups))
 
 
 def _extended(outcome: cache_pb2.EntryOutcome) -> Extended | Refused:
@@ -199,19 +206,30 @@ def _refused(refusal: cache_pb2.Refusal) -> Refused:
 
 
 def _plan(plan: cache_pb2.SequencePlan) -> Plan:
-    if len(plan.groups) != 1 or plan.remaps or plan.freed_blocks:
-        raise PlanInvalid("a plan for other KV groups than one of full attention")
-    group = plan.groups[0]
-    runs = zip(group.slots.first_slots, group.slots.slot_counts, strict=True)
     return Plan(
         handle=plan.handle,
         cached_end=plan.cached.end_token,
         scheduled_start=plan.scheduled.start_token,
         scheduled_end=plan.scheduled.end_token,
+        groups=tuple(map(_group_plan, plan.groups)),
+        copies=_copies(plan.copies),
+        freed=_freed(plan.freed_blocks),
+    )
+
+
+def _group_plan(group: cache_pb2.GroupPlan) -> GroupPlan:
+    runs = zip(group.slots.first_slots, group.slots.slot_counts, strict=True)
+    return GroupPlan(
         start_block=group.start_block,
         block_ids=tuple(group.block_ids),
         slots=tuple(slot for first, count in runs for slot in range(first, first + count)),
-        copies=_copies(plan.copies),
+    )
+
+
+def _freed(blocks: Iterable[types_pb2.FreedBlock]) -> tuple[Freed, ...]:
+    return tuple(
+        Freed(block.handle, block.group_index, block.block_index, block.block_id)
+        for block in blocks
     )
 
 
@@ -223,6 +241,7 @@ def _copies(copies: Iterable[types_pb2.BlockCopy]) -> tuple[Copy, ...]:
             copy.token_count,
             handle=copy.handle,
             block_index=copy.block_index,
+            group_index=copy.group_index,
         )
         for copy in copies
     )

@@ -16,6 +16,7 @@ from prefixd.worker.step import (
     Copy,
     Decoded,
     Forked,
+    GroupPlan,
     Opened,
     Plan,
     Refused,
@@ -47,7 +48,7 @@ def parent(scheduler: Scheduler) -> Sequence:
     one = sequence("parent", 6)
     scheduler.add(one)
     draft = scheduler.draft()
-    plan = Plan(1, 0, 0, 6, 0, PARENT_BLOCKS, tuple(range(4, 10)))
+    plan = Plan(1, 0, 0, 6, (GroupPlan(0, PARENT_BLOCKS, tuple(range(4, 10))),))
     scheduler.apply(draft, StepAnswer(1, opens=(Opened(plan, 0),), available_block_count=40))
     one.token_ids.append(70)
     return one
@@ -76,13 +77,13 @@ def test_s16_child_is_forked_and_decoded_in_one_step(
 
     answer = StepAnswer(
         2,
-        Decoded((0, 0), copies=(Copy(2, 9, 2, handle=parent.handle, block_index=1),)),
-        forks=(Forked(PARENT_BLOCKS),),
+        Decoded(((0, 0),), copies=(Copy(2, 9, 2, handle=parent.handle, block_index=1),)),
+        forks=(Forked((PARENT_BLOCKS,)),),
     )
     applied = scheduler.apply(draft, answer)
 
-    assert (parent.block_ids, child.block_ids) == ([1, 9], [1, 2])
-    assert [chunk.slots for chunk in applied.pass_plan.chunks] == [(9 * 4 + 2,), (2 * 4 + 2,)]
+    assert (parent.tables, child.tables) == (([1, 9],), ([1, 2],))
+    assert [chunk.slots for chunk in applied.pass_plan.chunks] == [((9 * 4 + 2,),), ((2 * 4 + 2,),)]
     assert applied.pass_plan.copies == answer.decoded.copies
     assert child.phase is SequencePhase.RUNNING
 
@@ -94,7 +95,7 @@ def test_s16_refused_fork_is_opened_as_any_other(
     draft = scheduler.draft()
     answer = StepAnswer(
         2,
-        Decoded((0, 0), {1: "SEQUENCE_NOT_FOUND"}),
+        Decoded(((0, 0),), {1: "SEQUENCE_NOT_FOUND"}),
         forks=(Refused("LIMIT_EXCEEDED"),),
         available_block_count=40,
     )
@@ -134,7 +135,7 @@ def test_child_that_ends_during_its_fork_is_closed(
     draft = scheduler.draft()
     scheduler.end(child, CloseReason.ABORTED)
     copy = Copy(2, 9, 2, handle=parent.handle, block_index=1)
-    answer = StepAnswer(2, Decoded((0, 0), copies=(copy,)), forks=(Forked(PARENT_BLOCKS),))
+    answer = StepAnswer(2, Decoded(((0, 0),), copies=(copy,)), forks=(Forked((PARENT_BLOCKS,)),))
     applied = scheduler.apply(draft, answer)
 
     assert [chunk.wants_logits for chunk in applied.pass_plan.chunks] == [True, False]
@@ -160,26 +161,26 @@ def test_s15_remap_repoints_the_table(scheduler: Scheduler, parent: Sequence) ->
         Remap(parent.handle, block_index=0, old_block_id=1, new_block_id=30),
         Remap(999, block_index=0, old_block_id=1, new_block_id=30),
     )
-    applied = scheduler.apply(scheduler.draft(), StepAnswer(2, Decoded((0,)), remaps=remaps))
+    applied = scheduler.apply(scheduler.draft(), StepAnswer(2, Decoded(((0,),)), remaps=remaps))
 
-    assert parent.block_ids == [30, 2]
-    assert applied.pass_plan.chunks[0].block_ids == (30, 2)
+    assert parent.tables == ([30, 2],)
+    assert applied.pass_plan.chunks[0].tables == ((30, 2),)
 
 
 BAD_ANSWERS: dict[str, Callable[[StepAnswer, Sequence], StepAnswer]] = {
     "copy of another block": lambda answer, parent: replace(
         answer,
-        decoded=Decoded((0, 0), copies=(Copy(3, 9, 2, handle=parent.handle, block_index=1),)),
+        decoded=Decoded(((0, 0),), copies=(Copy(3, 9, 2, handle=parent.handle, block_index=1),)),
     ),
     "copy of a block that is not written": lambda answer, parent: replace(
         answer,
-        decoded=Decoded((0, 0), copies=(Copy(1, 9, 2, handle=parent.handle, block_index=0),)),
+        decoded=Decoded(((0, 0),), copies=(Copy(1, 9, 2, handle=parent.handle, block_index=0),)),
     ),
     "copy for nobody": lambda answer, _: replace(
-        answer, decoded=Decoded((0, 0), copies=(Copy(2, 9, 2, handle=77, block_index=1),))
+        answer, decoded=Decoded(((0, 0),), copies=(Copy(2, 9, 2, handle=77, block_index=1),))
     ),
-    "too few blocks": lambda answer, _: replace(answer, forks=(Forked((1,)),)),
-    "a block outside the pool": lambda answer, _: replace(answer, forks=(Forked((1, 50)),)),
+    "too few blocks": lambda answer, _: replace(answer, forks=(Forked(((1,),)),)),
+    "a block outside the pool": lambda answer, _: replace(answer, forks=(Forked(((1, 50),)),)),
     "remap of another block": lambda answer, parent: replace(
         answer, remaps=(Remap(parent.handle, 1, 5, 6),)
     ),
@@ -195,7 +196,7 @@ def test_contradicting_answers_are_not_executed(
 ) -> None:
     """A wrong block would be somebody else's KV."""
     draft = scheduler.draft()
-    good = StepAnswer(2, Decoded((0, 0)), forks=(Forked(PARENT_BLOCKS),))
+    good = StepAnswer(2, Decoded(((0, 0),)), forks=(Forked((PARENT_BLOCKS,)),))
     with pytest.raises(PlanInvalid):
         scheduler.apply(draft, BAD_ANSWERS[name](good, parent))
     assert child in {fork.sequence for fork in draft.forks}

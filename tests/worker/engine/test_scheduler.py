@@ -19,6 +19,7 @@ from prefixd.worker.step import (
     Cut,
     Decoded,
     Extended,
+    GroupPlan,
     Opened,
     Plan,
     Refused,
@@ -79,7 +80,7 @@ class Bench:
         )
         return StepAnswer(
             self.step_id,
-            Decoded(new_block_ids, deferred or {}),
+            Decoded((new_block_ids,), deferred or {}),
             extends,
             outcomes,
             available_block_count=available_block_count,
@@ -102,11 +103,11 @@ class Bench:
     def _plan(self, sequence: Sequence, handle: int, token_count_max: int) -> Plan:
         start = sequence.scheduled_count
         end = min(start + token_count_max, sequence.token_count)
-        held = len(sequence.block_ids)
-        blocks = self._blocks(-(-end // SHAPE.block_size) - held)
-        table = sequence.block_ids + blocks
+        held = [block_id for table in sequence.tables for block_id in table]
+        blocks = self._blocks(-(-end // SHAPE.block_size) - len(held))
+        table = held + blocks
         slots = tuple(table[p // 4] * 4 + p % 4 for p in range(start, end))
-        return Plan(handle, start, start, end, held, tuple(blocks), slots)
+        return Plan(handle, start, start, end, (GroupPlan(len(held), tuple(blocks), slots),))
 
 
 def ids(draft: StepDraft) -> list[str]:
@@ -136,7 +137,7 @@ def test_newest_token_is_decoded_as_a_row() -> None:
     (row,) = draft.decode_rows
     assert (row.position, row.token_id, row.handle) == (5, 7, sequence.handle)
     (chunk,) = bench.step(draft).pass_plan.chunks
-    assert chunk.slots == (sequence.block_ids[1] * 4 + 1,)
+    assert chunk.slots == ((sequence.tables[0][1] * 4 + 1,),)
 
 
 def test_rows_come_before_prefill_and_the_budget_bounds_both() -> None:
@@ -344,7 +345,12 @@ def test_plan_that_contradicts_the_pool_is_not_executed(change: dict[str, object
     answer = bench.grant(draft)
     (opened,) = answer.opens
     assert isinstance(opened, Opened)
-    spoiled = Opened(replace(opened.plan, **change), 0)  # type: ignore[arg-type]
+    (part,) = opened.plan.groups
+    of_group = {name: change[name] for name in change if hasattr(part, name)}
+    of_plan = {name: change[name] for name in change if name not in of_group}
+    part = replace(part, **of_group)  # type: ignore[arg-type]
+    plan = replace(opened.plan, groups=(part,), **of_plan)  # type: ignore[arg-type]
+    spoiled = Opened(plan, 0)
 
     with pytest.raises(PlanInvalid):
         bench.scheduler.apply(draft, replace(answer, opens=(spoiled,)))
@@ -357,7 +363,7 @@ def test_row_without_the_block_it_needs_is_not_executed(block_id: int) -> None:
     bench.add(4)
     bench.step()
     draft = bench.scheduler.draft()
-    answer = replace(bench.grant(draft), decoded=Decoded((block_id,)))
+    answer = replace(bench.grant(draft), decoded=Decoded(((block_id,),)))
 
     with pytest.raises(PlanInvalid):
         bench.scheduler.apply(draft, answer)

@@ -46,7 +46,7 @@ def test_copy_takes_the_first_tokens_of_each_block_in_every_layer(kv: PagedKv) -
     """The rest of a target keeps what it held."""
     kv.copy_blocks(source_block_ids=[1, 2], target_block_ids=[4, 5], token_counts=[3, 4])
     expected = [*range(16), 4, 5, 6, 19, 8, 9, 10, 11]
-    for layer in range(kv.layer_count):
+    for layer in range(kv.page_count):
         assert expected == kv.keys(layer)[:, 0, 0].tolist()
         assert [-slot for slot in expected] == kv.values(layer)[:, 0, 0].tolist()
 

@@ -15,6 +15,7 @@ from tests.support.models import (
     PagedHarness,
     eager_logits,
     eager_twin,
+    in_one_group,
     random_model,
     random_tokens,
 )
@@ -43,7 +44,7 @@ class Subject:
 @pytest.fixture(scope="module", params=sorted(CONFIGS))
 def tiny(request: pytest.FixtureRequest) -> Subject:
     """One tiny model of each family."""
-    model = random_model(CONFIGS[request.param]())
+    model = in_one_group(random_model(CONFIGS[request.param]()))
     return Subject(model, eager_twin(model), TOKEN_COUNT)
 
 

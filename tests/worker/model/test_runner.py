@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from prefixd.worker.model.forward import BlockCopy, Chunk, ForwardPass, flatten
+from prefixd.worker.attention.batch import SequenceRows
+from prefixd.worker.model.forward import BlockCopy, Chunk, ForwardPass, GroupRows, flatten
 from tests.support.models import (
     PagedHarness,
     eager_logits,
@@ -35,33 +36,45 @@ def _pass(harness: PagedHarness, **changes: Any) -> ForwardPass:
     return replace(flatten([harness.chunk(TOKENS, TABLE, 0, 40)]), **changes)
 
 
-def _slots(**changes: int) -> Callable[[ForwardPass], Any]:
-    def changed(forward: ForwardPass) -> Any:
-        slots = forward.slots.copy()
-        for name, slot in changes.items():
-            slots[int(name.removeprefix("at_"))] = slot
-        return slots
+def _rows(forward: ForwardPass, **changes: Any) -> dict[str, tuple[GroupRows, ...]]:
+    return {"groups": (replace(forward.groups[0], **changes),)}
 
-    return changed
+
+def _slot(forward: ForwardPass, slot: int) -> dict[str, tuple[GroupRows, ...]]:
+    slots = forward.groups[0].slots.copy()
+    slots[3] = slot
+    return _rows(forward, slots=slots)
+
+
+def _sequence(forward: ForwardPass, **changes: Any) -> dict[str, tuple[GroupRows, ...]]:
+    sequence: SequenceRows = replace(forward.groups[0].sequences[0], **changes)
+    return _rows(forward, sequences=(sequence,))
+
+
+def _twice_in_block_5(forward: ForwardPass) -> dict[str, tuple[GroupRows, ...]]:
+    slots = forward.groups[0].slots.copy()
+    slots[16:32] = slots[:16]
+    sequence = replace(forward.groups[0].sequences[0], block_ids=(5, 5, 9))
+    return _rows(forward, slots=slots, sequences=(sequence,))
 
 
 CONTRADICTIONS: dict[str, tuple[Callable[[ForwardPass], dict[str, Any]], str]] = {
-    "slot_in_block_0": (lambda p: {"slots": _slots(at_3=3)(p)}, "slots follow the table"),
-    "slot_outside_pool": (lambda p: {"slots": _slots(at_3=64 * 16)(p)}, "slots follow the table"),
+    "slot_in_block_0": (lambda p: _slot(p, 3), "slots follow the table"),
+    "slot_outside_pool": (lambda p: _slot(p, 64 * 16), "slots follow the table"),
     "slot_written_twice": (
-        lambda p: {"slots": _slots(at_3=int(p.slots[4]))(p)},
+        _twice_in_block_5,
         "no slot is written twice",
     ),
     "block_0_in_table": (
-        lambda p: {"sequences": (replace(p.sequences[0], block_ids=(5, 0, 9)),)},
+        lambda p: _sequence(p, block_ids=(5, 0, 9)),
         "block ids lie in the pool",
     ),
     "block_outside_pool": (
-        lambda p: {"sequences": (replace(p.sequences[0], block_ids=(5, 6, 64)),)},
+        lambda p: _sequence(p, block_ids=(5, 6, 64)),
         "block ids lie in the pool",
     ),
     "table_too_short": (
-        lambda p: {"sequences": (replace(p.sequences[0], block_ids=(5, 6)),)},
+        lambda p: _sequence(p, block_ids=(5, 6)),
         "2 blocks, 3 are read",
     ),
     "token_outside_vocabulary": (
@@ -78,7 +91,7 @@ CONTRADICTIONS: dict[str, tuple[Callable[[ForwardPass], dict[str, Any]], str]] =
         "within context",
     ),
     "rows_of_nobody": (
-        lambda p: {"sequences": (replace(p.sequences[0], query_token_count=39),)},
+        lambda p: _sequence(p, query_token_count=39),
         "positions are consecutive|every row belongs",
     ),
     "logit_row_outside": (lambda p: {"logit_rows": np.array([40])}, "logit rows are rows"),
@@ -86,7 +99,6 @@ CONTRADICTIONS: dict[str, tuple[Callable[[ForwardPass], dict[str, Any]], str]] =
         lambda p: {
             "token_ids": p.token_ids[:0],
             "positions": p.positions[:0],
-            "slots": p.slots[:0],
         },
         "at least one token",
     ),
@@ -110,7 +122,7 @@ def test_contradictory_pass_is_refused_and_writes_nothing(harness: PagedHarness,
     forward = _pass(harness)
     with pytest.raises(AssertionError, match=message):
         harness.runner.run(replace(forward, **changes(forward)))
-    assert not any(harness.kv.keys(layer).any() for layer in range(harness.kv.layer_count))
+    assert not any(harness.kv.keys(layer).any() for layer in range(harness.kv.page_count))
 
 
 def test_pass_writes_its_slots_and_no_other() -> None:
@@ -190,7 +202,7 @@ def test_model_can_run_again_after_a_failed_forward(
 def test_flatten_refuses_a_chunk_without_tokens() -> None:
     """An empty chunk is a caller's fault."""
     with pytest.raises(AssertionError, match="at least one token"):
-        flatten([Chunk([], 0, [1], [], 0)])
+        flatten([Chunk([], 0, [[1]], [[]], 0)])
 
 
 def test_pool_size_in_bytes(harness: PagedHarness) -> None:

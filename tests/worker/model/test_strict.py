@@ -10,7 +10,7 @@ from torch import Tensor
 
 from prefixd.worker.model.forward import BlockCopy
 from prefixd.worker.model.loaded import LoadedModel
-from tests.support.models import CONFIGS, PagedHarness, random_model, random_tokens
+from tests.support.models import CONFIGS, PagedHarness, in_one_group, random_model, random_tokens
 
 TABLE = (9, 4, 5, 6, 30, 31, 2, 50, 51, 52)
 OTHER_TABLE = (9, 4, 5, 6, 20, 21, 22, 23, 24, 25)
@@ -123,7 +123,7 @@ def test_s16_copied_partial_block_equals_cold(
 @pytest.mark.parametrize("family", sorted(CONFIGS.keys() - {"gpt_oss"}))
 def test_every_dense_family_is_reproducible(family: str) -> None:
     """Windows, soft caps, head widths, biases: chunked in company equals alone."""
-    model = random_model(CONFIGS[family]())
+    model = in_one_group(random_model(CONFIGS[family]()))
     harness = PagedHarness(model, backend="strict")
     token_ids = random_tokens(100, below=model.vocabulary_size, seed=3)
     cold = harness.whole(token_ids, range(1, 8)).clone()
