@@ -9,9 +9,6 @@ import asyncio
 import io
 import json
 import os
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +22,7 @@ from prefixd.controller.config import Config
 from prefixd.controller.logs import json_logger
 from prefixd.controller.server import Server, build
 from prefixd.v1 import admin_pb2_grpc, cache_pb2_grpc, inspect_pb2_grpc, pool_pb2_grpc
+from tests.support.server_process import ServerProcess
 
 T = TypeVar("T")
 
@@ -160,59 +158,16 @@ def controller_thread(config: Config | None = None) -> Iterator[ControllerThread
         controller.stop()
 
 
-class ControllerProcess:
-    """A controller in a process of its own; `log` collects its standard error."""
+class ControllerProcess(ServerProcess):
+    """A controller in a process of its own."""
 
     def __init__(self, *options: str, environment: dict[str, str] | None = None) -> None:
-        self.log: list[str] = []
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "prefixd.controller", *options],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=_user_environment() | (environment or {}),
+        super().__init__(
+            "prefixd.controller",
+            *options,
+            environment=_user_environment() | (environment or {}),
+            timeout_s=START_TIMEOUT_S,
         )
-        self.addresses: tuple[str, ...] = ()
-        self._reader = threading.Thread(target=self._read_log, daemon=True)
-        self._reader.start()
-
-    @property
-    def address(self) -> str:
-        """The first address."""
-        return self.addresses[0]
-
-    def wait_started(self) -> None:
-        """Waits for the line that says every address answers. Raises RuntimeError if it ended."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            status = self.wait_ended()
-            raise RuntimeError(f"controller ended with status {status}: {''.join(self.log)}")
-        self.addresses = tuple(json.loads(line)["addresses"])
-
-    def wait_ended(self, timeout_s: float = START_TIMEOUT_S) -> int:
-        """Waits for the process to end; returns its exit status."""
-        status = self.process.wait(timeout_s)
-        self._reader.join(timeout_s)
-        return status
-
-    def stop(self) -> int:
-        """Sends SIGTERM and waits; returns the exit status."""
-        self.process.send_signal(signal.SIGTERM)
-        return self.wait_ended()
-
-    def close(self) -> None:
-        """Ends the process, whatever state it is in, and closes its pipes."""
-        if self.process.poll() is None:
-            self.process.kill()
-        self.wait_ended()
-        for pipe in (self.process.stdout, self.process.stderr):
-            if pipe is not None:
-                pipe.close()
-
-    def _read_log(self) -> None:
-        assert self.process.stderr is not None
-        self.log.extend(self.process.stderr)
 
 
 def _user_environment() -> dict[str, str]:

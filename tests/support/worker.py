@@ -11,9 +11,6 @@ import asyncio
 import io
 import json
 import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import defaultdict
@@ -37,6 +34,7 @@ from prefixd.worker.model.runner import ModelRunner
 from prefixd.worker.model_setup import load_runner
 from prefixd.worker.server import Server, build
 from tests.support.controller import Stubs
+from tests.support.server_process import ServerProcess
 
 TIMEOUT_S = 60.0
 ANY_PORT = ("127.0.0.1:0",)
@@ -286,59 +284,16 @@ def worker_thread(
         worker.stop()
 
 
-class WorkerProcess:
-    """A worker in a process of its own; `log` collects its standard error."""
+class WorkerProcess(ServerProcess):
+    """A worker in a process of its own."""
 
     def __init__(self, *options: str, environment: dict[str, str] | None = None) -> None:
-        self.log: list[str] = []
-        self.addresses: tuple[str, ...] = ()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "prefixd.worker", *options],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | (environment or {}),
+        super().__init__(
+            "prefixd.worker",
+            *options,
+            environment=os.environ | (environment or {}),
+            timeout_s=TIMEOUT_S,
         )
-        self._reader = threading.Thread(target=self._read_log, daemon=True)
-        self._reader.start()
-
-    @property
-    def address(self) -> str:
-        """The first address."""
-        return self.addresses[0]
-
-    def wait_started(self) -> None:
-        """Waits for the line that says every address answers. Raises RuntimeError if it ended."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            status = self.wait_ended()
-            raise RuntimeError(f"worker ended with status {status}: {''.join(self.log)}")
-        self.addresses = tuple(json.loads(line)["addresses"])
-
-    def wait_ended(self, timeout_s: float = TIMEOUT_S) -> int:
-        """Waits for the process to end; returns its exit status."""
-        status = self.process.wait(timeout_s)
-        self._reader.join(timeout_s)
-        return status
-
-    def stop(self) -> int:
-        """Sends SIGTERM and waits; returns the exit status."""
-        self.process.send_signal(signal.SIGTERM)
-        return self.wait_ended()
-
-    def close(self) -> None:
-        """Ends the process, whatever state it is in, and closes its pipes."""
-        if self.process.poll() is None:
-            self.process.kill()
-        self.wait_ended()
-        for pipe in (self.process.stdout, self.process.stderr):
-            if pipe is not None:
-                pipe.close()
-
-    def _read_log(self) -> None:
-        assert self.process.stderr is not None
-        self.log.extend(self.process.stderr)
 
 
 @contextmanager
