@@ -17,7 +17,6 @@ import numpy.typing as npt
 from prefixd.controller.core import limits
 from prefixd.controller.core.completion import complete_blocks
 from prefixd.controller.core.copying import copy_tail, note_tail, shared_tail
-from prefixd.controller.core.decoded import advance, catch_up
 from prefixd.controller.core.errors import (
     CacheError,
     LimitExceeded,
@@ -25,6 +24,7 @@ from prefixd.controller.core.errors import (
     SequenceNotFound,
     TokenBudgetSpent,
 )
+from prefixd.controller.core.left_over import advance, catch_up
 from prefixd.controller.core.match import Match
 from prefixd.controller.core.messages import (
     BlockCopy,
@@ -142,7 +142,7 @@ def _decode_regular(
         block_ids = _decode_late(state, step, entry, rows, needs_block)
     else:
         block_ids = state.supply.take(int(np.count_nonzero(needs_block)), now_ms=step.now_ms)
-        state.decoded = DecodedBatch(step.step_id, entry, rows, needs_block, block_ids)
+        state.left_over = DecodedBatch(step.step_id, entry, rows, needs_block, block_ids)
     new_block_ids[needs_block] = block_ids
     return DecodeOutcome((new_block_ids,))
 

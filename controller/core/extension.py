@@ -1,7 +1,8 @@
 """Adding known tokens to a sequence and scheduling more of its positions."""
 
 from prefixd.controller.core import limits
-from prefixd.controller.core.copying import shared_tail
+from prefixd.controller.core.completion import complete_blocks
+from prefixd.controller.core.copying import note_tail, shared_tail
 from prefixd.controller.core.errors import LimitExceeded, PositionMismatch, SequenceNotFound
 from prefixd.controller.core.match import Match
 from prefixd.controller.core.matching import find_prefix
@@ -57,7 +58,10 @@ def extend_sequence(state: PoolState, step: StepContext, entry: ExtendEntry) -> 
     if columns.cut[row]:
         _resume(state, sequence, allotment.match)
     columns.add_tokens(sequence, entry.token_ids)
-    return ExtendOutcome(grant(state, step, sequence, allotment))
+    plan = grant(state, step, sequence, allotment)
+    complete_blocks(state, sequence, step.step_id)
+    note_tail(state, sequence)
+    return ExtendOutcome(plan)
 
 
 def _check_positions(state: PoolState, sequence: Sequence, entry: ExtendEntry) -> None:

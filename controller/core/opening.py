@@ -16,7 +16,7 @@ from prefixd.controller.core.messages import (
 )
 from prefixd.controller.core.scheduling import Demand, allot, grant
 from prefixd.controller.core.sequences import Sequence, pack_tokens
-from prefixd.controller.core.state import PREEMPTED_MAX, PoolState, StepContext
+from prefixd.controller.core.state import PREEMPTED_MAX, OpenedSequence, PoolState, StepContext
 
 
 def open_sequence(
@@ -64,6 +64,7 @@ def open_sequence(
     _count(state, sequence, token_count)
     _count_hit_ages(state, step, match)
     plan = grant(state, step, sequence, allotment)
+    state.left_over = OpenedSequence(step.step_id, sequence)
     published_count = match.published_token_count(block_size)
     return OpenOutcome(plan, published_count, sequence.cached_count - published_count)
 

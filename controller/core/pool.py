@@ -6,7 +6,6 @@ from array import array
 from collections.abc import Set
 
 from prefixd.controller.core import limits, validate_step
-from prefixd.controller.core.decoded import catch_up
 from prefixd.controller.core.decoding import decode
 from prefixd.controller.core.digests import DigestWork
 from prefixd.controller.core.dropping import Dropped, drop_named
@@ -16,6 +15,7 @@ from prefixd.controller.core.failure import cut_unwritten
 from prefixd.controller.core.forking import fork_sequence
 from prefixd.controller.core.hashing import Hasher
 from prefixd.controller.core.identity import sequence_keys
+from prefixd.controller.core.left_over import catch_up
 from prefixd.controller.core.matching import find_prefix
 from prefixd.controller.core.messages import (
     CloseEntry,

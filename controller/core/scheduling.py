@@ -8,13 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from prefixd.controller.core import limits
-from prefixd.controller.core.completion import complete_blocks
 from prefixd.controller.core.copying import (
     SharedTail,
     copy_partial,
     copy_tail,
     keep_source,
-    note_tail,
 )
 from prefixd.controller.core.errors import (
     LimitExceeded,
@@ -153,7 +151,10 @@ def check_supply(
 def grant(
     state: PoolState, step: StepContext, sequence: Sequence, allotment: Allotment
 ) -> SequencePlan:
-    """Give a sequence its matched and new blocks, schedule its positions and plan them."""
+    """Give a sequence its matched and new blocks, schedule its positions and plan them.
+
+    Its full blocks have yet to enter the index.
+    """
     columns = state.columns
     row = sequence.row
     start_block = sequence.block_count
@@ -179,7 +180,7 @@ def grant(
     if token_count:
         columns.planned_step_id[row] = step.step_id
         step.spend(token_count)
-    plan = SequencePlan(
+    return SequencePlan(
         handle=sequence.handle,
         cached=TokenRange(
             cached_start if match.token_count(state.spec.block_size) else scheduled.start_token,
@@ -195,9 +196,6 @@ def grant(
         ),
         copies=copies,
     )
-    complete_blocks(state, sequence, step.step_id)
-    note_tail(state, sequence)
-    return plan
 
 
 def _note_pending(state: PoolState, row: int, match: Match) -> None:

@@ -70,12 +70,23 @@ class DecodedBatch:
     block_ids: array[int]
 
 
+@dataclass(frozen=True, slots=True)
+class OpenedSequence:
+    """A sequence that an open left to be entered into the index, behind the open's reply.
+
+    Step `step_id` writes all of its blocks that are not matched.
+    """
+
+    step_id: StepId
+    sequence: Sequence
+
+
 @dataclass(slots=True)
 class PoolState:
     """The parts of a pool. `sequences` are in the order in which they were opened.
 
-    While there is a `decoded` batch, columns, tables and index lack what it says: `catch_up` comes
-    before everything that reads or changes them.
+    While something is `left_over`, columns, tables and index lack it: `catch_up` comes before
+    everything that reads or changes them.
     """
 
     spec: PoolSpec
@@ -94,7 +105,7 @@ class PoolState:
     handles: dict[SequenceId, Handle] = field(default_factory=dict)
     rows: HandleRows = field(default_factory=HandleRows)
     preempted_counts: dict[SequenceId, int] = field(default_factory=dict)
-    decoded: DecodedBatch | None = None
+    left_over: DecodedBatch | OpenedSequence | None = None
 
     @property
     def held_block_count(self) -> int:

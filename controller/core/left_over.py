@@ -1,7 +1,7 @@
-"""What a decoded batch leaves to do behind its reply.
+"""What an entry leaves to do behind its reply.
 
-The reply needs the new blocks only. Counts, tokens, tables and the index can wait until it is on
-its way, or until anything else looks at the pool: `catch_up` comes first then.
+The reply needs the blocks only. Columns, tables and the index can wait until it is on its way, or
+until anything else looks at the pool: `catch_up` comes first then.
 """
 
 from __future__ import annotations
@@ -10,17 +10,28 @@ import numpy as np
 import numpy.typing as npt
 
 from prefixd.controller.core import limits
-from prefixd.controller.core.completion import enter_blocks, enter_next_block
+from prefixd.controller.core.completion import complete_blocks, enter_blocks, enter_next_block
+from prefixd.controller.core.copying import note_tail
 from prefixd.controller.core.messages import DecodeEntry, IntArray, StepId
-from prefixd.controller.core.state import PoolState
+from prefixd.controller.core.state import DecodedBatch, OpenedSequence, PoolState
 
 
 def catch_up(state: PoolState) -> None:
-    """Do what a decoded batch left to do, in the order of its rows."""
-    batch = state.decoded
-    if batch is None:
+    """Do what the last entry left to do."""
+    left_over = state.left_over
+    if left_over is None:
         return
-    state.decoded = None
+    state.left_over = None
+    match left_over:
+        case DecodedBatch():
+            _finish_decoding(state, left_over)
+        case OpenedSequence():
+            complete_blocks(state, left_over.sequence, left_over.step_id)
+            note_tail(state, left_over.sequence)
+
+
+def _finish_decoding(state: PoolState, batch: DecodedBatch) -> None:
+    """Move the rows' columns on; put new blocks into tables and full ones into the index."""
     entry, rows, needs_block = batch.entry, batch.rows, batch.needs_block
     is_full = advance(state, entry, rows, needs_block=needs_block, step_id=batch.step_id)
     sequences = state.sequences
