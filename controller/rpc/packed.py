@@ -36,8 +36,8 @@ class PackedColumn:
         """
         if len(values) == 0:
             return
-        data = values.astype(self._dtype, copy=False).tobytes()
-        message.MergeFromString(self._tag + _varint(len(data)) + data)
+        column = np.ascontiguousarray(values, dtype=self._dtype)
+        message.MergeFromString(b"".join((self._tag, _varint(column.nbytes), column.data)))
 
 
 def _varint(value: int) -> bytes:

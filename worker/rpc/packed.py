@@ -37,8 +37,8 @@ class PackedColumn:
             return
         if sys.byteorder == "big":
             column.byteswap()
-        data = column.tobytes()
-        message.MergeFromString(self._tag + _varint(len(data)) + data)
+        byte_count = len(column) * column.itemsize
+        message.MergeFromString(b"".join((self._tag, _varint(byte_count), column)))
 
 
 def _varint(value: int) -> bytes:

@@ -28,6 +28,13 @@ def test_unsigned_column_holds_the_largest_value():
     assert list(entry.token_ids) == [2**32 - 1]
 
 
+def test_column_may_be_any_slice_of_an_array():
+    """Values that do not stand side by side arrive in their order."""
+    plan = cache_pb2.GroupPlan()
+    PackedColumn(cache_pb2.GroupPlan, "block_ids").append(plan, np.arange(9)[::-2])
+    assert list(plan.block_ids) == [8, 6, 4, 2, 0]
+
+
 def test_second_append_follows_the_first():
     """What is in the field stays in it."""
     slots = types_pb2.SlotRuns(first_slots=[5])
