@@ -153,7 +153,7 @@ def soak(folder: Path, adapters: Path, controller: ControllerThread, asks: list[
     )
     runner = strict_runner(folder, block_count=TIGHT_BLOCK_COUNT, loras=loras)
     with (
-        worker_thread(config, runner, wrap_runner=wrapping) as (_, client),
+        worker_thread(config, runner, wrap_runner=wrapping) as (worker, client),
         stubs(controller.address) as control,
     ):
 
@@ -174,6 +174,10 @@ def soak(folder: Path, adapters: Path, controller: ControllerThread, asks: list[
     assert wrapping.runner.broken_count > 0
     assert pool.statistics.hit_token_count > 0
     assert pool.held_block_count == 0
+    disagreements = [
+        e for e in worker.log_events if e["event"] in {"step_disagreed", "step_broken"}
+    ]
+    assert disagreements == []
 
 
 @pytest.fixture(scope="module")
