@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from prefixd.worker.attention.registry import create_backend
-from prefixd.worker.kv_groups import KvGroup
+from prefixd.worker.kv_groups import KvGroup, group_layers
 from prefixd.worker.model.forward import BlockCopy, Chunk, flatten
 from prefixd.worker.model.kv_cache import PagedKv
 from prefixd.worker.model.loaded import LoadedModel
@@ -88,6 +88,15 @@ def gemma3_config() -> PreTrainedConfig:
     )
 
 
+def mixed_config(**changes: Any) -> PreTrainedConfig:
+    """Gemma 3 with six layers of a window and two of full attention."""
+    layers = ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"] * 2
+    shape = {**_SHAPE, "num_hidden_layers": len(layers), "initializer_range": 0.1}
+    return Gemma3TextConfig(
+        **{**shape, "head_dim": 16, "sliding_window": 20, "layer_types": layers, **changes}
+    )
+
+
 def gpt_oss_config() -> PreTrainedConfig:
     """Sinks, windows, a mixture of experts."""
     return GptOssConfig(
@@ -114,6 +123,16 @@ def in_one_group(model: LoadedModel) -> LoadedModel:
     """The same model with one KV group, so that a sequence has one block table."""
     layer_indices = tuple(range(len(model.geometry)))
     return replace(model, groups=(KvGroup(layer_indices=layer_indices),))
+
+
+def in_kv_groups(model: LoadedModel) -> LoadedModel:
+    """The same model with a KV group for each kind of layers."""
+    config = model.network.config
+    windows = [
+        config.sliding_window if kind == "sliding_attention" else None
+        for kind in config.layer_types
+    ]
+    return replace(model, groups=group_layers(windows, model.geometry))
 
 
 def random_model(config: PreTrainedConfig, *, seed: int = 1) -> LoadedModel:
