@@ -129,7 +129,7 @@ def main(
             loras=tuple(parse_lora_source(text) for text in lora),
         )
         config = WorkerConfig(
-            controller=controller,
+            controller=checked_target(controller),
             controller_tls=_controller_tls(controller_ca, controller_certificate, controller_key),
             listen=tuple(checked_target(text) for text in listen),
             tls=_server_tls(tls_certificate, tls_key, tls_client_ca),

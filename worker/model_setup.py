@@ -50,13 +50,19 @@ def load_runner(config: ModelConfig, *, report: Callable[[str], None]) -> ModelR
     )
     model = with_adapters(model, config.loras)
     block_count = config.block_count or _block_count(model, block_size=config.block_size)
-    kv = PagedKv(
-        model.page_geometry,
-        block_count=block_count,
-        block_size=config.block_size,
-        dtype=model.dtype,
-        device=model.device,
-    )
+    try:
+        kv = PagedKv(
+            model.page_geometry,
+            block_count=block_count,
+            block_size=config.block_size,
+            dtype=model.dtype,
+            device=model.device,
+        )
+    except RuntimeError as error:  # torch has no kind of its own for this on the CPU
+        raise ConfigInvalid(
+            f"a pool of {block_count} blocks of {config.block_size} does not fit the memory of"
+            f" {model.device}"
+        ) from error
     return ModelRunner(model, kv, backend)
 
 

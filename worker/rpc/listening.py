@@ -14,6 +14,8 @@ CONTROLLER_ADDRESS_DEFAULT = "127.0.0.1:7600"
 """Where a worker looks for its controller, unless told otherwise."""
 UNIX_PREFIX = "unix:"
 PORT_MAX = 65_535
+UNIX_PATH_BYTES_MAX = 107
+"""What the kernel's socket address holds, without its terminator."""
 
 
 class AddressInvalid(Exception):
@@ -27,8 +29,10 @@ class AddressUnusable(Exception):
 def checked_target(text: str) -> str:
     """The address as gRPC takes it. Raises AddressInvalid with what is wrong."""
     if text.startswith(UNIX_PREFIX):
-        path = text.removeprefix(UNIX_PREFIX).removeprefix("//")
-        return f"{UNIX_PREFIX}{os.path.abspath(path)}"
+        path = os.path.abspath(text.removeprefix(UNIX_PREFIX).removeprefix("//"))
+        if len(os.fsencode(path)) > UNIX_PATH_BYTES_MAX:
+            raise AddressInvalid(f"socket path {path} is longer than {UNIX_PATH_BYTES_MAX} bytes")
+        return f"{UNIX_PREFIX}{path}"
     host, colon, port = text.rpartition(":")
     if not (colon and host and port.isascii() and port.isdigit() and int(port) <= PORT_MAX):
         raise AddressInvalid(f"{text!r} is neither HOST:PORT nor unix:PATH")

@@ -35,6 +35,16 @@ def test_unknown_name_lists_the_known_ones() -> None:
         model_folder("no-such-model", report=pytest.fail)
 
 
+def test_cache_that_cannot_be_written_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder that cannot be had is named."""
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("PREFIXD_CACHE", str(tmp_path / "file"))
+    with pytest.raises(ModelUnavailable, match="cannot be written: Not a directory"):
+        model_folder(DEFAULT_MODEL_NAME, report=pytest.fail)
+
+
 def test_failed_download_is_an_error_and_leaves_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

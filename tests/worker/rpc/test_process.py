@@ -113,6 +113,9 @@ def test_told_to_end_it_ends_cleanly(
         (["--lora", "poet=/no/such/folder"], 3, "the adapter 'poet' cannot be used"),
         (["--model-version", "v" * 257], 2, "model_version has 257 characters"),
         (["--listen", "nowhere"], 2, "'nowhere' is neither HOST:PORT nor unix:PATH"),
+        (["--listen", f"unix:/{'x' * 107}"], 2, "is longer than 107 bytes"),
+        (["--controller", "nowhere"], 2, "'nowhere' is neither HOST:PORT nor unix:PATH"),
+        (["--block-count", str(2**40)], 2, f"a pool of {2**40} blocks of 16 does not fit"),
         (["--model", "/no/such/folder"], 3, "model '/no/such/folder' is unavailable"),
     ],
 )
