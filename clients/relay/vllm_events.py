@@ -1,10 +1,11 @@
 """A pool's events in the shape that vLLM's consumers read."""
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any
 
-from prefixd.clients.events import Event, Removed, Stored
+from prefixd.clients.events import BlockKey, Event, Removed, Stored
 from prefixd.clients.results import KvGroup, KvGroupKind
 
 MEDIUM = "GPU"
@@ -99,9 +100,12 @@ def _extra_keys(event: Stored) -> list[list[Any] | None]:
 
     Versions have no place in this shape; blocks of other versions differ in their hashes.
     """
+    keys_of: dict[int, list[BlockKey]] = defaultdict(list)
+    for key in event.block_keys:
+        keys_of[key.index].append(key)
     extra_keys: list[list[Any] | None] = []
     for index in range(len(event.hashes_hex)):
-        own = [key for key in event.block_keys if key.index == index]
+        own = keys_of[index]
         keys: list[Any] = [] if event.lora is None else [event.lora.name]
         keys += [[key.identifier, key.offset] for key in own if key.identifier is not None]
         if index == 0 and event.cache_salt:

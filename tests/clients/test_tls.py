@@ -1,7 +1,5 @@
 """Clients over mutual TLS against a controller that shows and asks for certificates."""
 
-import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +8,7 @@ import pytest
 
 from prefixd.clients import Connection, ControllerClient, ServerUnreachable, Tls
 from prefixd.clients.cli.main import run
+from tests.support.certificates import write_certificates
 from tests.support.controller import controller_process
 
 
@@ -26,28 +25,10 @@ class Secured:
         return Tls(self.folder / "ca.pem", self.folder / "client.pem", self.folder / "client.key")
 
 
-def make_certificates(folder: Path) -> None:
-    """Writes an authority, and a server's and a client's certificate signed by it."""
-    (folder / "names.txt").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
-    key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
-    commands = [f"req -x509 {key} -keyout ca.key -out ca.pem -days 2 -subj /CN=ca"]
-    for name in ("server", "client"):
-        commands += [
-            f"req {key} -keyout {name}.key -out {name}.csr -subj /CN=localhost",
-            f"x509 -req -in {name}.csr -CA ca.pem -CAkey ca.key -CAcreateserial"
-            f" -out {name}.pem -days 2 -extfile names.txt",
-        ]
-    for command in commands:
-        subprocess.run(["openssl", *command.split()], cwd=folder, check=True, capture_output=True)
-
-
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     """A controller with mutual TLS."""
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl command to make certificates with")
-    folder = tmp_path_factory.mktemp("certificates")
-    make_certificates(folder)
+    folder = write_certificates(tmp_path_factory.mktemp("certificates"))
     options = {"certificate": "server.pem", "key": "server.key", "client-ca": "ca.pem"}
     arguments = [
         text for name, file in options.items() for text in (f"--tls-{name}", str(folder / file))

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from prefixd.controller.__main__ import app
 from prefixd.controller.config import Config
 from prefixd.v1 import errors_pb2, inspect_pb2
+from tests.support.certificates import write_certificates
 from tests.support.controller import (
     ANY_PORT,
     ControllerProcess,
@@ -263,39 +264,12 @@ def test_s01_random_seed_is_warned_of(monkeypatch):
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory) -> Path:
     """A folder with a certificate authority, and a server's and a client's certificate."""
-    folder = tmp_path_factory.mktemp("certificates")
-    run = lambda *command: subprocess.run(  # noqa: E731
-        ["openssl", *command], cwd=folder, check=True, capture_output=True
-    )
-    try:
-        run("version")
-    except FileNotFoundError:
-        pytest.skip("no openssl command to make certificates with")
-    key = ("-newkey", "rsa:2048", "-nodes", "-keyout")
-    run("req", "-x509", *key, "ca.key", "-out", "ca.pem", "-days", "2", "-subj", "/CN=ca")
-    for name in ("server", "client"):
-        run("req", *key, f"{name}.key", "-out", f"{name}.csr", "-subj", "/CN=localhost")
-        (folder / "names.txt").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
-        signing = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial")
-        run(
-            "x509",
-            "-req",
-            "-in",
-            f"{name}.csr",
-            *signing,
-            "-out",
-            f"{name}.pem",
-            "-days",
-            "2",
-            "-extfile",
-            "names.txt",
-        )
-    return folder
+    return write_certificates(tmp_path_factory.mktemp("certificates"))
 
 
 def test_mutual_tls_admits_known_clients_only(certificates):
     """With a client authority a client needs its certificate, and can then drive a pool."""
-    read = lambda name: (certificates / name).read_bytes()  # noqa: E731
+    read = {path.name: path.read_bytes() for path in certificates.glob("*.*")}
     with controller_process(
         "--listen",
         "127.0.0.1:0",
@@ -306,8 +280,8 @@ def test_mutual_tls_admits_known_clients_only(certificates):
         "--tls-client-ca",
         str(certificates / "ca.pem"),
     ) as controller:
-        known = grpc.ssl_channel_credentials(read("ca.pem"), read("client.key"), read("client.pem"))
-        unknown = grpc.ssl_channel_credentials(read("ca.pem"))
+        known = grpc.ssl_channel_credentials(read["ca.pem"], read["client.key"], read["client.pem"])
+        unknown = grpc.ssl_channel_credentials(read["ca.pem"])
         request = inspect_pb2.GetServerInfoRequest()
         method = "/prefixd.v1.InspectService/GetServerInfo"
         answers = []
