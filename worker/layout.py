@@ -171,8 +171,8 @@ class Layout:
     def _replace(self, sequence: Sequence, copy: Copy, *, position: int) -> None:
         """Puts a private copy in the place of a shared block that is about to be written."""
         index = copy.block_index
-        is_written = index == position // self._shape.block_size
         table = self._table(sequence, copy.group_index)
+        is_written = index == position // self._shape.block_size and index < len(table)
         if not is_written or table[index] != copy.source_block_id:
             raise PlanInvalid(f"a copy of block {copy.source_block_id}, which is not written")
         table[index] = copy.target_block_id
@@ -184,7 +184,7 @@ class Layout:
         first_read = group.first_read_block(position, block_size=self._shape.block_size)
         if not 0 <= index < first_read:
             raise PlanInvalid(f"block {freed.block_id} was freed, but position {position} reads it")
-        if table[index] != freed.block_id:
+        if index >= len(table) or table[index] != freed.block_id:
             raise PlanInvalid(f"block {freed.block_id} was freed, which is not there")
         table[index] = 0
 
