@@ -26,9 +26,10 @@ _Run = TypeVar("_Run", bytearray, "array[int]")
 
 @dataclass(frozen=True, slots=True)
 class PrivateCopy:
-    """A block equal to an indexed one that stands in one sequence's table (S15).
+    """A block equal to an indexed one that stands in a sequence's table (S15).
 
-    `serial` ascends with the time at which the block became a copy.
+    Forks that share the block have a copy each. `serial` ascends with the time at which the block
+    became a copy.
     """
 
     sequence: Sequence

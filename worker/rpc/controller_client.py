@@ -48,7 +48,8 @@ class StepRefused(Exception):
     """The controller refused a whole step; its id is not used."""
 
     def __init__(self, *, reason: str, message: str, field: str) -> None:
-        super().__init__(f"{reason}: {message}")
+        # This text is logged, and that of a bad token id would name the token.
+        super().__init__(f"{reason}: {field if reason == 'TOKEN_ID_INVALID' else message}")
         self.reason = reason
         self.field = field
 
