@@ -10,6 +10,10 @@ HASH_SLICE_BLOCK_COUNT = 256
 HASH_SLICE_TOKEN_COUNT = 4_096
 """What is hashed before other calls get their turn, whichever is less: well below 1 ms."""
 
+HEAD_START_S = 0.001
+"""How long a reply is ahead of the work behind it: on a machine whose cores are all busy, a driver
+would otherwise wait for the work before it gets to read the reply. Forward passes take longer."""
+
 
 class SlicedHashing:
     """Runs at most one chain of slices per pool; the event loop serves other calls in between."""
@@ -22,7 +26,7 @@ class SlicedHashing:
         """Sees to it that the pool's missing digests get computed. Returns at once."""
         if pool not in self._busy:
             self._busy.add(pool)
-            asyncio.get_running_loop().call_soon(self._slice, pool)
+            asyncio.get_running_loop().call_later(HEAD_START_S, self._slice, pool)
 
     def is_busy(self, pool: Pool) -> bool:
         """Whether digests of the pool may still be missing."""
