@@ -26,7 +26,6 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 from prefixd.worker.config import (
     BLOCK_SIZE_DEFAULT,
     CONTROLLER_WAIT_S_DEFAULT,
-    MODEL_DEFAULT,
     ConfigInvalid,
     ModelConfig,
     WorkerConfig,
@@ -36,6 +35,7 @@ from prefixd.worker.limits import LimitInvalid, SchedulerLimits
 from prefixd.worker.logs import LOG_LEVELS, Log, json_logger
 from prefixd.worker.lora import LoraSourceInvalid, parse_lora_source
 from prefixd.worker.model.errors import AdapterUnusable, ModelRefused, ModelUnavailable
+from prefixd.worker.model.fetch import MODEL_DEFAULT
 from prefixd.worker.options import (
     AllowPlaintextOption,
     AttentionBackendOption,

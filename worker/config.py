@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from prefixd.worker.limits import MODEL_VERSION_LENGTH_MAX, SchedulerLimits
 from prefixd.worker.lora import LoraIdentity
+from prefixd.worker.model.fetch import MODEL_DEFAULT
 from prefixd.worker.rpc.listening import (
     CONTROLLER_ADDRESS_DEFAULT,
     WORKER_ADDRESS_DEFAULT,
@@ -11,8 +12,6 @@ from prefixd.worker.rpc.listening import (
 )
 from prefixd.worker.rpc.tls import ControllerTls, ServerTls
 
-MODEL_DEFAULT = "smollm2-135m-instruct"
-"""The small model that is fetched where no folder is named."""
 BLOCK_SIZE_DEFAULT = 16
 CONTROLLER_WAIT_S_DEFAULT = 30.0
 
@@ -47,14 +46,14 @@ class ModelConfig:
 
     def check(self) -> None:
         """Raises ConfigInvalid, naming the option and its limit."""
-        for name in ("thread_count", "block_size"):
-            if getattr(self, name) < 1:
-                raise ConfigInvalid(f"{name} is {getattr(self, name)}, but must be at least 1")
+        for option, value in (("--threads", self.thread_count), ("--block-size", self.block_size)):
+            if value < 1:
+                raise ConfigInvalid(f"{option} is {value}, but must be at least 1")
         if self.block_count is not None and self.block_count < 2:
-            raise ConfigInvalid(f"block_count is {self.block_count}, but must be at least 2")
+            raise ConfigInvalid(f"--block-count is {self.block_count}, but must be at least 2")
         names = [lora.name for lora in self.loras]
         if len(set(names)) < len(names):
-            raise ConfigInvalid("two LoRA adapters have one name")
+            raise ConfigInvalid("--lora gives two adapters one name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +89,15 @@ class WorkerConfig:
     controller_wait_s: float = CONTROLLER_WAIT_S_DEFAULT
 
     def check(self) -> None:
-        """Raises ConfigInvalid where options contradict each other."""
+        """Raises ConfigInvalid, naming the option and its limit, or the options that contradict."""
         if self.controller_wait_s < 0:
             raise ConfigInvalid(
-                f"controller_wait_s is {self.controller_wait_s}, but must be at least 0"
+                f"--controller-wait-s is {self.controller_wait_s}, but must be at least 0"
             )
         length = len(self.model_version)
         if length > MODEL_VERSION_LENGTH_MAX:
             raise ConfigInvalid(
-                f"model_version has {length} characters, at most {MODEL_VERSION_LENGTH_MAX} are"
+                f"--model-version has {length} characters, at most {MODEL_VERSION_LENGTH_MAX} are"
                 " taken"
             )
         if self.tls is None and not self.plaintext_allowed:

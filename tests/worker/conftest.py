@@ -10,7 +10,7 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from prefixd.worker.attention.registry import create_backend
-from prefixd.worker.model.fetch import DEFAULT_MODEL_NAME, model_folder
+from prefixd.worker.model.fetch import MODEL_DEFAULT, model_folder
 from prefixd.worker.model.loaded import LoadedModel
 from prefixd.worker.model.loader import load_folder
 from tests.support.models import CPU, eager_folder
@@ -26,7 +26,7 @@ def one_torch_thread() -> None:
 @pytest.fixture(scope="session")
 def smollm2_folder() -> Path:
     """Folder of SmolLM2-135M-Instruct; fetched on the first run ever."""
-    return model_folder(DEFAULT_MODEL_NAME, report=print)
+    return model_folder(MODEL_DEFAULT, report=print)
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +34,7 @@ def smollm2(smollm2_folder: Path) -> LoadedModel:
     """SmolLM2-135M-Instruct with paged attention, float32; any backend may run it."""
     return load_folder(
         smollm2_folder,
-        name=DEFAULT_MODEL_NAME,
+        name=MODEL_DEFAULT,
         backend=create_backend("strict"),
         device=CPU,
         dtype=torch.float32,

