@@ -26,6 +26,7 @@ def catch_up(state: PoolState) -> None:
         case DecodedBatch():
             _finish_decoding(state, left_over)
         case OpenedSequence():
+            state.columns.add_tokens(left_over.sequence, left_over.token_ids)
             complete_blocks(state, left_over.sequence, left_over.step_id)
             note_tail(state, left_over.sequence)
 

@@ -64,7 +64,7 @@ def open_sequence(
     _count(state, sequence, token_count)
     _count_hit_ages(state, step, match)
     plan = grant(state, step, sequence, allotment)
-    state.left_over = OpenedSequence(step.step_id, sequence)
+    state.left_over = OpenedSequence(step.step_id, sequence, entry.token_ids)
     published_count = match.published_token_count(block_size)
     return OpenOutcome(plan, published_count, sequence.cached_count - published_count)
 
@@ -82,7 +82,6 @@ def _add_sequence(state: PoolState, entry: OpenEntry, keys: SequenceKeys) -> Seq
     )
     sequence.preemption_count = entry.preemption_count
     sequence.skip_cache_read = entry.skip_cache_read
-    state.columns.add_tokens(sequence, entry.token_ids)
     state.sequences[entry.handle] = sequence
     state.handles[entry.sequence_id] = entry.handle
     state.rows[entry.handle] = row

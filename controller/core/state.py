@@ -22,6 +22,7 @@ from prefixd.controller.core.messages import (
     PoolSpec,
     SequenceId,
     StepId,
+    TokenArray,
 )
 from prefixd.controller.core.sequences import TOKEN_BYTES, Sequence, SequenceColumns
 from prefixd.controller.core.statistics import Statistics
@@ -72,13 +73,13 @@ class DecodedBatch:
 
 @dataclass(frozen=True, slots=True)
 class OpenedSequence:
-    """A sequence that an open left to be entered into the index, behind the open's reply.
-
-    Step `step_id` writes all of its blocks that are not matched.
+    """A sequence whose open left its tokens to be known and its blocks to enter the index, behind
+    the reply. Step `step_id` writes all of its blocks that are not matched.
     """
 
     step_id: StepId
     sequence: Sequence
+    token_ids: TokenArray
 
 
 @dataclass(slots=True)
