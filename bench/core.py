@@ -200,7 +200,7 @@ class Decoding:
         self._positions += 1
 
     def hash(self) -> None:
-        """Computes the digests of the blocks that were completed, as the server does between two
+        """Does what the reply did not wait for, digests above all, as the server does between two
         steps."""
         while self._driver.pool.hash_slice(HASH_SLICE_BLOCKS):
             pass
@@ -232,7 +232,7 @@ def decode_figures() -> list[Figure]:
             target_of="value",
         ),
         Figure(
-            name="core: digests of the 16 blocks that such a step completes",
+            name="core: what is done behind such a step's reply, digests of 16 blocks included",
             value=samples["digests"].median_us,
             unit="us",
             baseline="the step",
