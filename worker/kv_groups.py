@@ -4,6 +4,9 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
+GROUPS_PER_POOL_MAX = 64
+"""Most KV groups of a pool."""
+
 
 @dataclass(frozen=True, slots=True)
 class KvGroup:
@@ -26,37 +29,38 @@ class KvGroup:
             return 0
         return max(0, position - self.window_token_count + 1) // block_size
 
+    def held_block_count_max(self, token_count: int, *, block_size: int) -> int:
+        """Blocks that a window group holds at most while it computes so many tokens at once."""
+        assert self.window_token_count is not None, "full attention holds all blocks"
+        return -(-(self.window_token_count - 1 + token_count) // block_size) + 1
+
 
 def group_layers(
     windows: Sequence[int | None], page_shapes: Sequence[Hashable]
 ) -> tuple[KvGroup, ...]:
     """Forms the KV groups of a model.
 
-    Layers of one kind form groups of the group size, full attention first; the last group of a kind
-    may be smaller, and leaves pages unused. The group size is that of the kind that leaves fewest.
+    The layers of full attention are the first group. Those of a window form groups of as many
+    layers; the last one of a window may be smaller, and leaves pages unused.
     A model of one kind is one group. So is one that has no layer of full attention, for a pool
-    needs such a group, and one whose layers differ in what a page holds: in these a group of full
-    attention keeps every block, and windows hide only what is not to be seen.
+    needs such a group, one whose layers differ in what a page holds, and one that would have more
+    groups than a pool takes: in these a group of full attention keeps every block, and windows hide
+    only what is not to be seen.
 
     Args:
         windows: one per layer; None: full attention.
         page_shapes: one per layer, equal where a page holds the same bytes.
     """
     assert len(windows) == len(page_shapes), (len(windows), len(page_shapes))
-    by_window: dict[int | None, list[int]] = defaultdict(list)
+    by_window: defaultdict[int | None, list[int]] = defaultdict(list)
     for index, window in enumerate(windows):
         by_window[window].append(index)
-    if len(by_window) == 1 or None not in by_window or len(set(page_shapes)) > 1:
-        return (KvGroup(layer_indices=tuple(range(len(windows)))),)
-    counts = [len(layers) for layers in by_window.values()]
-
-    def page_count(size: int) -> int:
-        return sum(-(-count // size) for count in counts) * size
-
-    size = min(sorted(set(counts), reverse=True), key=page_count)
-    kinds = sorted(by_window, key=lambda window: 0 if window is None else window)
-    return tuple(
-        KvGroup(window, tuple(by_window[window][first : first + size]))
-        for window in kinds
-        for first in range(0, len(by_window[window]), size)
-    )
+    full = by_window.pop(None, [])
+    groups = [KvGroup(layer_indices=tuple(full))]
+    if full and by_window and len(set(page_shapes)) == 1:
+        for window, layers in sorted(by_window.items()):
+            for first in range(0, len(layers), len(full)):
+                groups.append(KvGroup(window, tuple(layers[first : first + len(full)])))
+        if len(groups) <= GROUPS_PER_POOL_MAX:
+            return tuple(groups)
+    return (KvGroup(layer_indices=tuple(range(len(windows)))),)

@@ -33,10 +33,18 @@ class PoolShape:
         """How many more tokens of a prefix are worth waiting for."""
         return PARTIAL_AWAIT_TOKEN_COUNT if self.sub_block_reuse else self.block_size
 
-    @property
-    def usable_slot_count(self) -> int:
-        """Tokens whose KV fits into the blocks that are handed out, if no window lets any go."""
-        return (self.block_count - 1) // len(self.groups) * self.block_size
+    def token_count_max(self, *, chunk_token_count_max: int) -> int:
+        """Tokens of a sequence that fits if it has the pool for itself, computed in such chunks.
+
+        A short one has all its blocks in every group, a long one only what the windows need.
+        """
+        usable_count = self.block_count - 1
+        window_count = sum(
+            group.held_block_count_max(chunk_token_count_max, block_size=self.block_size)
+            for group in self.groups[1:]
+        )
+        block_count = max(usable_count // len(self.groups), usable_count - window_count)
+        return block_count * self.block_size
 
 
 def check_answer(answer: StepAnswer, draft: StepDraft) -> None:

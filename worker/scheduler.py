@@ -289,13 +289,15 @@ class Scheduler:
         # Room for a block of growth beside each running sequence: without it a sequence that just
         # fits would be preempted at once by the next one that grows.
         growth = self._shape.block_size * len(self._running)
-        must_fit = min(sequence.token_count + growth, self._shape.usable_slot_count)
+        chunk_count_max = self._limits.chunk_token_count_max
+        fitting_count_max = self._shape.token_count_max(chunk_token_count_max=chunk_count_max)
+        must_fit = min(sequence.token_count + growth, fitting_count_max)
         can_await = not sequence.skip_cache_read and sequence.await_count < AWAIT_COUNT_MAX
         return Open(
             sequence,
             handle,
             token_ids=tuple(sequence.token_ids),
-            schedule_token_count_max=self._limits.chunk_token_count_max,
+            schedule_token_count_max=chunk_count_max,
             must_fit_token_count=must_fit,
             await_token_count_min=self._shape.await_token_count_min if can_await else 0,
         )

@@ -183,7 +183,7 @@ def build(
     reader = PromptReader(model.tokenizer, vocabulary_size=model.vocabulary_size)
     bounds = AnswerBounds(
         context_token_count_max=model.context_token_count_max,
-        slot_count=shape.usable_slot_count,
+        slot_count=shape.token_count_max(chunk_token_count_max=config.limits.chunk_token_count_max),
         end_token_ids=model.end_token_ids,
     )
     service = WorkerService(

@@ -78,9 +78,10 @@ def freed(group_index: int, block_index: int, block_id: int) -> Freed:
     return Freed(HANDLE, group_index, block_index, block_id)
 
 
-def test_s23_demand_sums_over_groups() -> None:
-    """S23: 40 blocks for two groups hold 20 blocks' tokens, if no window lets any go."""
-    assert SHAPE.usable_slot_count == 20 * 4
+@pytest.mark.parametrize(("chunk", "block_count"), [(1, 40 - 3), (8, 40 - 5), (500, 20)])
+def test_s23_demand_sums_over_groups(chunk: int, block_count: int) -> None:
+    """S23: of 40 blocks the window takes what one chunk needs, or half of all."""
+    assert SHAPE.token_count_max(chunk_token_count_max=chunk) == block_count * 4
 
 
 def test_s23_each_group_has_its_table_and_slots(scheduler: Scheduler, sequence: Sequence) -> None:

@@ -44,11 +44,12 @@ SHARED_TOKEN_COUNT = 48
         ((7, 9), [(None, (0, 1))]),
         ((7, None), [(None, (1,)), (7, (0,))]),
         ((7, 7, None, 7, 7, None), [(None, (2, 5)), (7, (0, 1)), (7, (3, 4))]),
-        ((7, 7, 7, None, None), [(None, (3, 4)), (7, (0, 1, 2))]),
+        ((7, 7, 7, None, None), [(None, (3, 4)), (7, (0, 1)), (7, (2,))]),
         ((9, None, 7, 9), [(None, (1,)), (7, (2,)), (9, (0,)), (9, (3,))]),
+        ((7,) * 64 + (None,), [(None, tuple(range(65)))]),
     ],
 )
-def test_s23_layers_of_one_kind_form_groups_of_few_unused_pages(
+def test_s23_layers_of_one_kind_form_groups(
     windows: tuple[int | None, ...], expected: list[tuple[int | None, tuple[int, ...]]]
 ) -> None:
     """S23: full attention first; models of windows alone keep every block."""
