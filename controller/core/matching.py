@@ -64,14 +64,15 @@ def _find_partial(
     """
     varied_keys = keys.varied_keys.get(match.start_block + match.block_count, ())
     block_bytes = state.index.block_bytes
-    first_token = next_tokens[:TOKEN_BYTES]
+    # One token more than the best so far has: few candidates are ever compared token by token.
+    wanted = next_tokens[:TOKEN_BYTES]
     best: PartialMatch | None = None
     best_count = 0
     if not next_tokens:
         return None
     for node, offset in _next_blocks(state, keys, match, leaf):
         begin = offset * block_bytes
-        if not node.tokens.startswith(first_token, begin):
+        if not node.tokens.startswith(wanted, begin):
             continue
         if node.varied_keys.get(offset, ()) != varied_keys:
             continue
@@ -81,6 +82,7 @@ def _find_partial(
         count = common_token_count(next_tokens, bytes(node.tokens[begin : begin + block_bytes]))
         if count > best_count:
             best_count = count
+            wanted = next_tokens[: (count + 1) * TOKEN_BYTES]
             best = PartialMatch(
                 node,
                 offset,
