@@ -104,6 +104,8 @@ def generate(
     Examples: prefixd generate "Once upon a time" -n 40; prefixd generate --chat - < question.txt;
     prefixd generate "Once" --samples 4 --temperature 0.8; prefixd generate "Once" --beams 4
     """
+    if length_penalty is not None and not beam_count:
+        raise typer.BadParameter("--length-penalty is of a beam search: give --beams too")
     text = sys.stdin.read() if prompt == "-" else prompt
     options = GenerateOptions(
         token_count_max=token_count_max,

@@ -25,7 +25,7 @@ def evict(
     context: typer.Context,
     block_ids: Annotated[
         list[int] | None,
-        typer.Argument(metavar="[BLOCK]...", max=INT32_MAX, help="Ids of blocks."),
+        typer.Argument(metavar="BLOCK", max=INT32_MAX, help="Ids of blocks."),
     ] = None,
     hashes_hex: Annotated[
         list[str] | None,
@@ -41,6 +41,8 @@ def evict(
     Examples: prefixd evict 17 18; prefixd evict --hash $(prefixd block 17 --json | jq -r
     .block.hash_hex)
     """
+    if not block_ids and not hashes_hex:
+        raise typer.BadParameter("name blocks by id or with --hash")
     with settings_of(context).controller(controller) as client:
         found = client.evict_blocks(
             pool_name_of(client, pool_name), block_ids=block_ids or (), hashes_hex=hashes_hex or ()

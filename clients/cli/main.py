@@ -89,7 +89,7 @@ def run(arguments: Sequence[str]) -> int:
         message = _message(error)
         # Without any argument typer has printed the help itself, and has no message.
         if message:
-            print_error(f"{message.rstrip('.')} (see prefixd --help)")
+            print_error(f"{message.rstrip('.')} (see {_command_path(error)} --help)")
         return EXIT_USAGE
     return result if isinstance(result, int) else 0
 
@@ -101,7 +101,14 @@ def usage_error() -> type[Exception]:
 
 def _message(error: Exception) -> str:
     format_message = getattr(error, "format_message", None)
-    return format_message() if callable(format_message) else str(error)
+    message = format_message() if callable(format_message) else str(error)
+    # Typer's and pydantic's words for what ours say better.
+    return message.removeprefix("Invalid value: ").replace(": Value error, ", ": ")
+
+
+def _command_path(error: Exception) -> str:
+    """The command whose help explains the error, as one would type it."""
+    return getattr(getattr(error, "ctx", None), "command_path", "prefixd")
 
 
 def main() -> None:

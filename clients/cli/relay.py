@@ -48,7 +48,7 @@ def relay(  # noqa: PLR0917 - typer fills in options by name
 ) -> None:
     """Publish a pool's events as vLLM does, for routers that follow KV caches.
 
-    Needs prefixd[events]. Runs until SIGTERM or Ctrl-C.
+    Needs the extra `events` of the package. Runs until SIGTERM or Ctrl-C.
     Example: prefixd relay --replay tcp://127.0.0.1:5558 --topic kv@pod-1@smollm2
     """
     try:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from prefixd.clients.cli.main import EXIT_FAILED, EXIT_UNREACHABLE, EXIT_USAGE, run
+from prefixd.clients.cli.main import EXIT_FAILED, EXIT_UNREACHABLE, EXIT_USAGE, PANELS, run
 from tests.clients.conftest import BLOCK_COUNT, POOL_NAME, Scene
 from tests.support.controller import controller_thread, stubs
 from tests.support.driver import Driver
@@ -209,6 +209,8 @@ def test_a_dead_worker_is_one_line(
         ("pools", "--controller", "nonsense"),
         ("--timeout", "0", "pools"),
         ("--key-file", __file__, "pools"),
+        ("evict",),
+        ("generate", "x", "--length-penalty", "2"),
     ],
 )
 def test_a_wrong_command_line_is_one_line(capsys: Captured, arguments: tuple[str, ...]) -> None:
@@ -217,9 +219,18 @@ def test_a_wrong_command_line_is_one_line(capsys: Captured, arguments: tuple[str
     assert (code, line.startswith("prefixd: ")) == (EXIT_USAGE, True)
 
 
+def test_a_wrong_command_line_names_the_help_to_read(capsys: Captured) -> None:
+    """The help named is the command's own, and no library's words stand before ours."""
+    assert failed(capsys, "bogus")[1].endswith("(see prefixd --help)")
+    assert failed(capsys, "evict")[1] == (
+        "prefixd: name blocks by id or with --hash (see prefixd evict --help)"
+    )
+    assert "Value error" not in failed(capsys, "blocks", "--state", "odd")[1]
+
+
 @pytest.mark.parametrize(
     "command",
-    ["up", "generate", "chat", "info", "pools", "sequences", "sequence", "blocks", "free", "flush"],
+    [command.__name__ for commands in PANELS.values() for command in commands] + ["up"],
 )
 def test_every_command_helps_with_an_example(capsys: Captured, command: str) -> None:
     """--help says what a command is for and shows how it is used."""
