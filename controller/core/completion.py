@@ -18,6 +18,8 @@ def complete_blocks(state: PoolState, sequence: Sequence, step_id: StepId) -> No
     end = ready_count // state.spec.block_size
     if sequence.indexed_count < end and not sequence.uncacheable:
         enter_blocks(state, sequence, _written_runs(state, sequence, end, step_id))
+    if state.windows.count and sequence.window_entered_count < end and not sequence.uncacheable:
+        state.windows.complete(sequence, end, step_id)
 
 
 def enter_blocks(state: PoolState, sequence: Sequence, runs: list[WrittenRun]) -> None:

@@ -64,6 +64,7 @@ def _is_shared(state: PoolState, sequence: Sequence, block_index: int) -> bool:
         sequence.borrowed is not None
         or block_id in state.twins.table_counts
         or state.supply.is_read(block_id)
+        or state.windows.shares(sequence, block_index, step_id=state.log.next_id)
     )
 
 

@@ -60,21 +60,24 @@ def decode(state: PoolState, step: StepContext, entry: DecodeEntry) -> DecodeOut
         try:
             new_block = _apply_row(state, step, entry, index, int(token_ends[index]))
         except CacheError as error:
-            numbers = error.numbers
-            deferred.append(
-                DeferredRow(
-                    index,
-                    error.reason,
-                    numbers.get("needed_count", 0),
-                    numbers.get("available_count", 0),
-                )
-            )
+            deferred.append(deferred_row(index, error))
         else:
             if isinstance(new_block, BlockCopy):
                 copies.append(new_block)
             else:
                 new_block_ids[index] = new_block
     return DecodeOutcome((new_block_ids,), tuple(deferred), tuple(copies))
+
+
+def deferred_row(index: int, error: CacheError) -> DeferredRow:
+    """Return what says that a row was refused."""
+    numbers = error.numbers
+    return DeferredRow(
+        index,
+        error.reason,
+        numbers.get("needed_count", 0),
+        numbers.get("available_count", 0),
+    )
 
 
 def _are_regular(state: PoolState, entry: DecodeEntry, rows: IntArray) -> npt.NDArray[np.bool_]:
@@ -200,7 +203,7 @@ def _apply_row(
     columns = state.columns
     row = sequence.row
     position = int(entry.scheduled_count_before[index])
-    _check_position(state, entry, index, row)
+    check_position(state, entry, index, row)
     token_count = int(entry.token_counts[index])
     end_count = max(position + 1, int(columns.known[row]) + token_count)
     if end_count > limits.TOKENS_PER_SEQUENCE_MAX:
@@ -241,7 +244,8 @@ def _apply_row(
     return new_block
 
 
-def _check_position(state: PoolState, entry: DecodeEntry, index: int, row: int) -> None:
+def check_position(state: PoolState, entry: DecodeEntry, index: int, row: int) -> None:
+    """Raise PositionMismatch unless a row says where its sequence stands."""
     columns = state.columns
     for expected, column in (
         (int(entry.scheduled_count_before[index]), columns.scheduled),

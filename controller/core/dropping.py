@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from prefixd.controller.core.node import Node
 from prefixd.controller.core.sequences import Sequence
 from prefixd.controller.core.state import PoolState
+from prefixd.controller.core.window_blocks import PlaceKey, WindowBlock
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +39,54 @@ def drop_named(state: PoolState, *, block_ids: Set[int], digests: Set[bytes]) ->
         if node not in dropped:
             _split_off(state, node, offset)
             dropped.update(dict.fromkeys(_subtree(node)))
+    windows = _windows_of(state, dropped, block_ids)
     # Both walks give parents before children; a block is removed before its parent (S25).
     for node in reversed(dropped):
         _drop_node(state, node)
     dropped_block_ids = {
         block_id for node in dropped for block_id in (*node.lane.block_ids, *_copies(node))
     }
+    for block in windows:
+        state.windows.forget(block)
     for sequence in state.sequences.values():
         _leave_dropped(sequence, dropped, dropped_block_ids)
+        if any(
+            block in windows for table in sequence.window_tables.values() for block in table.held()
+        ):
+            sequence.uncacheable = True
     held = [node.block_count for node in dropped if node.lane.holder_count]
-    return Dropped(sum(node.block_count for node in dropped), sum(held))
+    held += [1 for block in windows if block.holder_count]
+    return Dropped(sum(node.block_count for node in dropped) + len(windows), sum(held))
+
+
+def _windows_of(
+    state: PoolState, dropped: dict[Node, None], block_ids: Set[int]
+) -> dict[WindowBlock, None]:
+    """Find the window blocks at dropped places, and the named ones, which go alone (S19)."""
+    windows = state.windows
+    named = [block for block in windows.index.indexed() if block.block_id in block_ids]
+    below = [
+        block
+        for node in dropped
+        if not isinstance(node.parent, Node) or node.parent not in dropped
+        for block in windows.index.blocks_below(node.root.root_key, _places_to(state, node))
+    ]
+    return dict.fromkeys((*named, *below))
+
+
+def _places_to(state: PoolState, node: Node) -> list[PlaceKey]:
+    """Return the places from the root to a node's first one."""
+    first: PlaceKey = node.key
+    path: list[PlaceKey] = [first]
+    block_bytes = state.index.block_bytes
+    parent = node.parent
+    while isinstance(parent, Node):
+        for at in reversed(range(parent.block_count)):
+            tokens = bytes(parent.tokens[at * block_bytes : (at + 1) * block_bytes])
+            path.append((tokens, parent.varied_keys.get(at, ())))
+        parent = parent.parent
+    path.reverse()
+    return path
 
 
 def _first_named(

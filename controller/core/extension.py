@@ -10,6 +10,7 @@ from prefixd.controller.core.messages import ExtendEntry, ExtendOutcome
 from prefixd.controller.core.scheduling import Demand, allot, grant
 from prefixd.controller.core.sequences import Sequence, pack_tokens
 from prefixd.controller.core.state import PoolState, StepContext
+from prefixd.controller.core.window_plans import left_behind
 
 
 def extend_sequence(state: PoolState, step: StepContext, entry: ExtendEntry) -> ExtendOutcome:
@@ -39,6 +40,7 @@ def extend_sequence(state: PoolState, step: StepContext, entry: ExtendEntry) -> 
     start = int(columns.scheduled[row])
     if entry.rollback_to_token_count is not None:
         start = entry.rollback_to_token_count
+    match = _lost_prefix(state, step, sequence, entry)
     allotment = allot(
         state,
         step,
@@ -49,8 +51,14 @@ def extend_sequence(state: PoolState, step: StepContext, entry: ExtendEntry) -> 
             lookahead_slot_count=entry.lookahead_slot_count,
             must_fit_token_count=0,
             table_block_count=sequence.block_count,
-            match=_lost_prefix(state, step, sequence, entry),
+            match=match,
             shared_tail=shared_tail(state, sequence, position=start),
+            freed=left_behind(
+                state,
+                sequence,
+                position=start + match.token_count(state.spec.block_size),
+                step_id=step.step_id,
+            ),
         ),
     )
     if entry.rollback_to_token_count is not None:

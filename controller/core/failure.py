@@ -4,6 +4,7 @@ from prefixd.controller.core.messages import CutSequence
 from prefixd.controller.core.node import Lane, Node
 from prefixd.controller.core.sequences import Sequence
 from prefixd.controller.core.state import PoolState
+from prefixd.controller.core.window_blocks import WindowBlock
 
 
 def cut_unwritten(state: PoolState, *, now_ms: int) -> tuple[CutSequence, ...]:
@@ -16,6 +17,7 @@ def cut_unwritten(state: PoolState, *, now_ms: int) -> tuple[CutSequence, ...]:
     index = state.index
     _isolate_pending(state)
     _free_idle_pending(state)
+    state.windows.index.drop_pending()
     cut_sequences = tuple(
         cut
         for sequence in state.sequences.values()
@@ -29,6 +31,7 @@ def cut_unwritten(state: PoolState, *, now_ms: int) -> tuple[CutSequence, ...]:
     index.pending_count = 0
     # What is left of the copies is written, and its places are held and published.
     state.twins.unsettled.clear()
+    state.windows.index.pending.clear()
     return cut_sequences
 
 
@@ -40,11 +43,15 @@ def _isolate_pending(state: PoolState) -> None:
 
 def _free_idle_pending(state: PoolState) -> None:
     idle: list[int] = []
-    if not any(lane.is_linked for lane in state.index.pending_lanes):
+    windows = state.windows
+    if not any(lane.is_linked for lane in (*state.index.pending_lanes, *windows.index.pending)):
         return
     for segment in state.order:
         if isinstance(segment, Lane) and segment.pending:
             idle.extend(reversed(segment.block_ids))
+            state.order.remove(segment)
+        elif isinstance(segment, WindowBlock) and windows.index.is_pending(segment):
+            idle.append(segment.block_id)
             state.order.remove(segment)
     state.order.push_front(idle)
 
@@ -64,8 +71,16 @@ def _published_count(state: PoolState, sequence: Sequence) -> int:
     return published_count
 
 
+def _split_path(state: PoolState, sequence: Sequence, kept_count: int) -> None:
+    """Let a node of the path end where a table is going to be cut."""
+    for node, start in list(sequence.path()):
+        if start < kept_count < start + node.block_count:
+            state.index.split(node, kept_count - start)
+
+
 def _cut_table(state: PoolState, sequence: Sequence, *, now_ms: int) -> CutSequence | None:
-    kept_count = _published_count(state, sequence)
+    kept_count = state.windows.agreed_count(sequence, _published_count(state, sequence))
+    _split_path(state, sequence, kept_count)
     uncached: list[int] = []
     borrowed = sequence.borrowed
     for block_id in reversed(sequence.private_block_ids[0 if borrowed is None else 1 :]):
@@ -84,14 +99,20 @@ def _cut_table(state: PoolState, sequence: Sequence, *, now_ms: int) -> CutSeque
             own_block_id = state.twins.drop_copy(sequence, lane, start)
             if state.twins.leave_table(own_block_id):
                 uncached.append(own_block_id)
+            if state.windows.count and lane.is_linked:
+                # Its place is a window's that is gone; it stays behind its descendants (S19).
+                state.supply.refresh(lane, now_ms=now_ms, step_id=state.log.next_id)
+        elif not lane.pending:
+            assert state.windows.count, "nothing published stands behind an unwritten block"
+            uncached.extend(state.supply.leave(lane, now_ms=now_ms, step_id=state.log.next_id))
         else:
-            assert lane.pending, "nothing published stands behind an unwritten block"
             lane.holder_count -= 1
             if lane.holder_count == 0:
                 uncached.extend(reversed(lane.block_ids))
         sequence.leaf = node.parent if isinstance(node.parent, Node) else None
         sequence.indexed_count = start
     state.order.push_front(uncached)
+    state.windows.cut(sequence, kept_count, now_ms=now_ms)
     return _cut_positions(state, sequence)
 
 

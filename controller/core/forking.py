@@ -40,6 +40,7 @@ def fork_sequence(state: PoolState, entry: ForkEntry) -> ForkOutcome:
         )
     check_names(state, handle=entry.child_handle, sequence_id=entry.child_sequence_id)
     _check_token_count(state, parent, entry.token_count)
+    _check_window(state, parent, entry.token_count)
     child = _add_child(state, parent, entry)
     _share_blocks(state, child, parent, token_count=entry.token_count)
     return ForkOutcome(
@@ -47,9 +48,34 @@ def fork_sequence(state: PoolState, entry: ForkEntry) -> ForkOutcome:
             handle=child.handle,
             cached=TokenRange(0, entry.token_count),
             scheduled=TokenRange(entry.token_count, entry.token_count),
-            groups=(GroupPlan(start_block=0, block_ids=child.table(), slots=_no_slots()),),
+            groups=(
+                GroupPlan(start_block=0, block_ids=child.table(), slots=_no_slots()),
+                *_window_plans(child),
+            ),
         )
     )
+
+
+def _check_window(state: PoolState, parent: Sequence, token_count: int) -> None:
+    if not state.windows.has_window(parent, token_count=token_count):
+        raise PositionMismatch(
+            f"sequence {parent.sequence_id!r} has freed the window before {token_count}",
+            numbers={
+                "token_count": token_count,
+                "scheduled_count": int(state.columns.scheduled[parent.row]),
+            },
+        )
+
+
+def _window_plans(child: Sequence) -> list[GroupPlan]:
+    return [
+        GroupPlan(
+            start_block=0,
+            block_ids=np.array(table.block_ids(), dtype=np.int64),
+            slots=_no_slots(),
+        )
+        for table in child.window_tables.values()
+    ]
 
 
 def check_names(state: PoolState, *, handle: int, sequence_id: str) -> None:
@@ -115,6 +141,7 @@ def _share_blocks(state: PoolState, child: Sequence, parent: Sequence, *, token_
     state.twins.share_copies(child, parent)
     if block_count > child.indexed_count:
         _share_private(state, child, parent, block_count=block_count)
+    state.windows.share(child, parent, token_count=token_count)
     if rest:
         state.columns.shares_tail[[parent.row, child.row]] = True
         note_tail(state, parent)

@@ -3,6 +3,7 @@
 Listings are paged by id: they return at most `count` rows behind the given one.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from heapq import nsmallest
@@ -24,6 +25,7 @@ from prefixd.controller.core.node import Node
 from prefixd.controller.core.pool import Pool
 from prefixd.controller.core.sequences import Sequence
 from prefixd.controller.core.statistics import AGE_BOUNDS_MS, AgeHistogram
+from prefixd.controller.core.window_blocks import WindowBlock
 
 
 class BlockState(Enum):
@@ -109,7 +111,8 @@ class SequenceView:
 class BlockView:
     """A block; the hashes are None unless it is published, the parent's for a first block.
 
-    A pending block stands in no digest answer (S10); `block_index` is None outside the index.
+    A pending block stands in no digest answer (S10), nor does a window group's; `block_index` is
+    None outside the index.
     """
 
     block_id: BlockId
@@ -119,6 +122,7 @@ class BlockView:
     block_hash: BlockHash | None
     parent_hash: BlockHash | None
     block_index: int | None
+    group_index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +131,7 @@ class BlockMap:
 
     `node_at[b]` is 1 + the index in `nodes` of the node that block b stands in, 0 where it is not
     in the index; `offset[b]` its offset there; `holder_count[b]` the tables that have it.
+    `windows` has the window groups' blocks that are held or in the index.
     """
 
     nodes: tuple[Node, ...]
@@ -134,6 +139,7 @@ class BlockMap:
     node_at: IntArray
     offset: IntArray
     holder_count: IntArray
+    windows: Mapping[int, WindowBlock]
 
 
 def block_map(pool: Pool) -> BlockMap:
@@ -158,13 +164,26 @@ def block_map(pool: Pool) -> BlockMap:
         private = sequence.private_block_ids[0 if sequence.borrowed is None else 1 :]
         own = np.array([*sequence.copies.values(), *private], dtype=np.int64)
         holder_count[own] += 1
+    windows = _window_blocks(pool)
+    for block_id, block in windows.items():
+        holder_count[block_id] = block.holder_count
     return BlockMap(
         nodes=tuple(nodes),
         start_block=tuple(start_blocks.values()),
         node_at=node_at,
         offset=offset,
         holder_count=holder_count,
+        windows=windows,
     )
+
+
+def _window_blocks(pool: Pool) -> dict[int, WindowBlock]:
+    state = pool.state
+    blocks = {block.block_id: block for block in state.windows.index.indexed()}
+    for sequence in state.sequences.values():
+        for table in sequence.window_tables.values():
+            blocks.update((block.block_id, block) for block in table.held())
+    return {int(block_id): block for block_id, block in blocks.items()}
 
 
 def pool_view(pool: Pool) -> PoolView:
@@ -263,7 +282,9 @@ def _written_count(pool: Pool, sequence: Sequence) -> int:
 
 def block_tables(pool: Pool, sequence_id: str) -> tuple[IntArray, ...]:
     """Return a sequence's block tables, one per KV group. Raises SequenceNotFound."""
-    return (_open_sequence(pool, sequence_id).table(),)
+    found = _open_sequence(pool, sequence_id)
+    windows = found.window_tables.values()
+    return (found.table(), *(np.array(table.block_ids(), dtype=np.int64) for table in windows))
 
 
 def blocks(
@@ -282,12 +303,16 @@ def _is_in_state(overview: BlockMap, state: BlockState) -> npt.NDArray[np.bool_]
     if state is BlockState.HELD:
         return is_held
     is_indexed = overview.node_at > 0
+    for block_id, block in overview.windows.items():
+        is_indexed[block_id] = block.place is not None
     return ~is_held & (is_indexed if state is BlockState.EVICTABLE else ~is_indexed)
 
 
 def _block_view(pool: Pool, overview: BlockMap, block_id: int) -> BlockView:
     holder_count = int(overview.holder_count[block_id])
     at = int(overview.node_at[block_id]) - 1
+    if block_id in overview.windows:
+        return _window_view(pool, overview.windows[block_id])
     if at < 0:
         return BlockView(
             block_id=BlockId(block_id),
@@ -312,6 +337,23 @@ def _block_view(pool: Pool, overview: BlockMap, block_id: int) -> BlockView:
     )
 
 
+def _window_view(pool: Pool, block: WindowBlock) -> BlockView:
+    content = BlockContent.PRIVATE
+    if block.place is not None:
+        is_pending = pool.state.windows.index.is_pending(block)
+        content = BlockContent.PENDING if is_pending else BlockContent.PUBLISHED
+    return BlockView(
+        block_id=block.block_id,
+        state=BlockState.HELD if block.holder_count else BlockState.EVICTABLE,
+        content=content,
+        holder_count=block.holder_count,
+        block_hash=None,
+        parent_hash=None,
+        block_index=None if block.place is None else block.place.depth - 1,
+        group_index=block.group_index,
+    )
+
+
 def block(pool: Pool, block_id: int) -> BlockView:
     """Return one block. Raises BlockNotFound unless 1 <= block_id < block_count."""
     _check_block_id(pool, block_id)
@@ -333,7 +375,10 @@ def holders(pool: Pool, block_id: int, *, count: int) -> tuple[SequenceId, ...]:
     """
     _check_block_id(pool, block_id)
     names = (
-        found.sequence_id for found in pool.state.sequences.values() if block_id in found.table()
+        found.sequence_id
+        for found in pool.state.sequences.values()
+        if block_id in found.table()
+        or any(block_id in table.block_ids() for table in found.window_tables.values())
     )
     return tuple(nsmallest(count, names))
 

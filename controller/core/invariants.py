@@ -4,6 +4,7 @@ from collections import Counter
 
 import numpy as np
 
+from prefixd.controller.core import window_invariants
 from prefixd.controller.core.errors import InvariantBroken
 from prefixd.controller.core.free_order import PlainRun
 from prefixd.controller.core.node import Lane, Node
@@ -26,6 +27,7 @@ def check(pool: Pool) -> None:
         _check_sequence(state, sequence)
         table = sequence.table().tolist()
         holders.update(table)
+        holders.update(window_invariants.held_block_ids(state, sequence))
         borrowed = sequence.borrowed
         written_slots.update(sequence.private_block_ids[0 if borrowed is None else 1 :])
         if borrowed is not None:
@@ -41,6 +43,7 @@ def check(pool: Pool) -> None:
             f"a lane counts {node.lane.holder_count} holders, tables say {path_holders[node.lane]}",
         )
     _check_blocks(state, nodes, holders)
+    window_invariants.check(state)
     shared = {block for block, count in written_slots.items() if count > 1}
     _require(
         shared <= set(state.twins.table_counts),

@@ -48,3 +48,5 @@ EVENT_BLOCKS_MAX = 2_048
 """Blocks of one event."""
 EVENT_TOKENS_MAX = 262_144
 """Tokens of one event."""
+GROUPS_PER_POOL_MAX = 64
+"""KV groups of one pool."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from prefixd.controller.core.node import Node
+from prefixd.controller.core.window_blocks import WindowBlock
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,8 @@ class Match:
 
     `last_count` blocks of the last node match; `published_count` counts the leading written blocks,
     `idle_count` those that could be handed out instead: nobody holds them or withholds them (S22).
-    The block of a partial match counts there too.
+    The block of a partial match counts there too. `window_blocks` maps each window group to the
+    matched blocks of its last window, by table index.
     """
 
     start_block: int
@@ -34,6 +36,7 @@ class Match:
     published_count: int = 0
     idle_count: int = 0
     partial: PartialMatch | None = None
+    window_blocks: dict[int, dict[int, WindowBlock]] = field(default_factory=dict)
 
     def token_count(self, block_size: int) -> int:
         """Count the matched tokens."""

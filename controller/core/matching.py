@@ -32,6 +32,8 @@ def find_prefix(
     """
     token_count_max = len(packed_tokens) // TOKEN_BYTES - 1
     block_size = state.spec.block_size
+    if state.windows.count:
+        return _find_agreed(state, keys, packed_tokens, start_block, leaf)
     match = state.index.match(
         keys,
         packed_tokens,
@@ -46,6 +48,26 @@ def find_prefix(
         if partial is not None:
             match.partial = partial
             match.idle_count += partial.is_idle
+    return match
+
+
+def _find_agreed(
+    state: PoolState,
+    keys: SequenceKeys,
+    packed_tokens: bytes,
+    start_block: int,
+    leaf: Node | None,
+) -> Match:
+    """Match up to the longest length at which all groups agree (S23)."""
+    end_block = (len(packed_tokens) // TOKEN_BYTES - 1) // state.spec.block_size
+    match = state.index.match(
+        keys, packed_tokens, end_block=end_block, start_block=start_block, leaf=leaf
+    )
+    agreed_end = state.windows.limit(match, keys, packed_tokens)
+    match = state.index.match(
+        keys, packed_tokens, end_block=agreed_end, start_block=start_block, leaf=leaf
+    )
+    state.windows.join(match, keys, packed_tokens)
     return match
 
 

@@ -241,6 +241,19 @@ class BlockRemap:
 
 
 @dataclass(frozen=True, slots=True)
+class FreedBlock:
+    """A block that left a table because its group's window has passed it.
+
+    The table names block 0 at `block_index` from this step on.
+    """
+
+    handle: Handle
+    group_index: int
+    block_index: int
+    block_id: BlockId
+
+
+@dataclass(frozen=True, slots=True)
 class SequencePlan:
     """What a worker executes for one sequence in one step.
 
@@ -253,6 +266,7 @@ class SequencePlan:
     scheduled: TokenRange
     groups: tuple[GroupPlan, ...]
     copies: tuple[BlockCopy, ...] = ()
+    freed_blocks: tuple[FreedBlock, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +314,7 @@ class DecodeOutcome:
     new_block_ids: tuple[IntArray, ...]
     deferred_rows: tuple[DeferredRow, ...] = ()
     copies: tuple[BlockCopy, ...] = ()
+    freed_blocks: tuple[FreedBlock, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,7 @@ def _add_sequence(state: PoolState, entry: OpenEntry, keys: SequenceKeys) -> Seq
     )
     sequence.preemption_count = entry.preemption_count
     sequence.skip_cache_read = entry.skip_cache_read
+    state.windows.open(sequence)
     state.sequences[entry.handle] = sequence
     state.handles[entry.sequence_id] = entry.handle
     state.rows[entry.handle] = row

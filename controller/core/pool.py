@@ -13,6 +13,8 @@ from prefixd.controller.core.errors import BlockNotFound, BlocksInUse, CacheErro
 from prefixd.controller.core.extension import extend_sequence
 from prefixd.controller.core.failure import cut_unwritten
 from prefixd.controller.core.forking import fork_sequence
+from prefixd.controller.core.free_order import CachedRun
+from prefixd.controller.core.group_decoding import decode_groups
 from prefixd.controller.core.hashing import Hasher
 from prefixd.controller.core.identity import sequence_keys
 from prefixd.controller.core.left_over import catch_up
@@ -35,7 +37,6 @@ from prefixd.controller.core.messages import (
     StepReply,
     TokenArray,
 )
-from prefixd.controller.core.node import Lane
 from prefixd.controller.core.opening import close_sequence, open_sequence
 from prefixd.controller.core.sequences import pack_tokens
 from prefixd.controller.core.state import PoolState, StepContext, build_state
@@ -135,6 +136,7 @@ class Pool:
         for step_id in state.log.execute(executed_step_id):
             # What is published first stands when a copy behind it takes a place (S25).
             state.index.publish(step_id)
+            state.windows.index.publish(step_id)
             state.twins.settle()
 
     def _apply_entry(self, context: StepContext, entry: Entry) -> Outcome:
@@ -149,6 +151,8 @@ class Pool:
                     return close_sequence(state, context, entry)
                 case ForkEntry():
                     return fork_sequence(state, entry)
+                case DecodeEntry() if state.windows.count:
+                    return decode_groups(state, context, entry)
                 case DecodeEntry():
                     return decode(state, context, entry)
         except CacheError as error:
@@ -193,6 +197,7 @@ class Pool:
             return 0
         dropped_count = self._drop_idle()
         state.index.clear()
+        state.windows.index.clear(state.sequences.values())
         state.events.clear()
         return dropped_count
 
@@ -234,6 +239,7 @@ class Pool:
             state.events.remove(node, start=0, end=node.lane.published_count)
         dropped_count = self._drop_idle()
         state.index.clear()
+        state.windows.index.clear(state.sequences.values())
         state.twins.forget_all()
         return dropped_count
 
@@ -241,7 +247,7 @@ class Pool:
         order = self.state.order
         dropped_count = order.cached_count
         for segment in order:
-            if isinstance(segment, Lane):
+            if isinstance(segment, CachedRun):
                 order.become_plain(segment)
         return dropped_count
 

@@ -31,6 +31,15 @@ from prefixd.controller.core.messages import (
 )
 from prefixd.controller.core.sequences import Sequence
 from prefixd.controller.core.state import PoolState, StepContext
+from prefixd.controller.core.window_plans import (
+    NOTHING_FREED,
+    FreedWindow,
+    copy_window_tails,
+    exchange_windows,
+    grow_windows,
+    note_pending,
+    slot_runs,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +59,7 @@ class Demand:
     table_block_count: int
     match: Match
     shared_tail: SharedTail | None = None
+    freed: FreedWindow = NOTHING_FREED
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +71,7 @@ class Allotment:
     new_block_count: int
     match: Match
     shared_tail: SharedTail | None
+    freed: FreedWindow
 
 
 def ceil_div(numerator: int, denominator: int) -> int:
@@ -110,15 +121,19 @@ def _allot(state: PoolState, step: StepContext, demand: Demand, match: Match) ->
     shared_tail = demand.shared_tail if slot_end > start else None
     if shared_tail is not None:
         shared_tail.check_ready()
-    copy_count = 0 if shared_tail is None else 1
+    copy_count = 0 if shared_tail is None else 1 + state.windows.count
     table_count = demand.table_block_count + match.block_count
     checked_end = max(scheduled_end, demand.must_fit_token_count) + demand.lookahead_slot_count
     checked_count = ceil_div(checked_end, block_size)
+    # Later chunks of a prompt reuse what falls behind a window, so only this one counts there.
+    window_end = ceil_div(slot_end, block_size)
+    window_count = max(0, window_end - table_count) * state.windows.count
     check_supply(
         state,
-        new_block_count=max(0, checked_count - table_count) + copy_count,
-        total_block_count=checked_count,
+        new_block_count=max(0, checked_count - table_count) + window_count + copy_count,
+        total_block_count=checked_count + window_span(state, start=start, end_block=window_end),
         match=match,
+        gain_count=demand.freed.gain_count,
     )
     return Allotment(
         scheduled=TokenRange(start, scheduled_end),
@@ -126,11 +141,26 @@ def _allot(state: PoolState, step: StepContext, demand: Demand, match: Match) ->
         new_block_count=max(0, ceil_div(slot_end, block_size) - table_count),
         match=match,
         shared_tail=shared_tail,
+        freed=demand.freed,
+    )
+
+
+def window_span(state: PoolState, *, start: int, end_block: int) -> int:
+    """Count the blocks that window tables have from the window before `start` up to an end."""
+    windows = state.windows
+    return sum(
+        max(0, end_block - windows.first_needed(group_index, position=start))
+        for group_index in windows.sizes
     )
 
 
 def check_supply(
-    state: PoolState, *, new_block_count: int, total_block_count: int, match: Match
+    state: PoolState,
+    *,
+    new_block_count: int,
+    total_block_count: int,
+    match: Match,
+    gain_count: int = 0,
 ) -> None:
     """Raise SequenceExceedsPool or PoolExhausted where blocks can never, or not now, be had."""
     usable_count = state.spec.block_count - 1
@@ -139,9 +169,9 @@ def check_supply(
             f"{total_block_count} blocks are needed, the pool has {usable_count}",
             numbers={"needed_count": total_block_count, "available_count": usable_count},
         )
-    if not state.supply.suffices(new_block_count=new_block_count, match=match):
+    if not state.supply.suffices(new_block_count=new_block_count - gain_count, match=match):
         needed_count = new_block_count + match.idle_count
-        available_count = state.supply.available_count
+        available_count = state.supply.available_count + gain_count
         raise PoolExhausted(
             f"{needed_count} blocks are needed, {available_count} are free or evictable",
             numbers={"needed_count": needed_count, "available_count": available_count},
@@ -161,12 +191,18 @@ def grant(
     cached_start = start_block * state.spec.block_size
     match = allotment.match
     state.index.hold(sequence, match)
+    if state.windows.count:
+        exchange_windows(state, step, sequence, allotment.freed, match)
     if match.published_count < match.block_count:
-        _note_pending(state, row, match)
+        note_pending(state, row, match)
     copies: tuple[BlockCopy, ...] = ()
     if allotment.shared_tail is not None:
         own_block_id = state.supply.take_one(now_ms=step.now_ms)
-        copies = (copy_tail(state, step, sequence, allotment.shared_tail, own_block_id),)
+        tail = allotment.shared_tail
+        copies = (
+            copy_tail(state, step, sequence, tail, own_block_id),
+            *copy_window_tails(state, step, sequence, tail),
+        )
     source = None if match.partial is None else keep_source(state, step, match.partial)
     new_block_ids = state.supply.take(allotment.new_block_count, now_ms=step.now_ms)
     if match.partial is not None and source is not None:
@@ -193,18 +229,18 @@ def grant(
                 block_ids=_appended_block_ids(match, new_block_ids),
                 slots=_slot_runs(state, sequence, scheduled.start_token, allotment.slot_end),
             ),
+            *grow_windows(
+                state,
+                step,
+                sequence,
+                new_block_count=allotment.new_block_count,
+                start_block=start_block,
+                slots=(scheduled.start_token, allotment.slot_end),
+            ),
         ),
         copies=copies,
+        freed_blocks=allotment.freed.blocks,
     )
-
-
-def _note_pending(state: PoolState, row: int, match: Match) -> None:
-    at = match.start_block
-    for node in match.path:
-        for run in node.lane.pending:
-            end = (at + run.end) * state.spec.block_size
-            state.log.note_matched(row, step_id=run.step_id, end=end)
-        at += node.block_count
 
 
 def _appended_block_ids(match: Match, new_block_ids: array[int]) -> IntArray:
@@ -223,18 +259,6 @@ def _slot_runs(state: PoolState, sequence: Sequence, start: int, end: int) -> Sl
     first_block = start // size - sequence.indexed_count
     end_block = ceil_div(end, size) - sequence.indexed_count
     assert first_block >= 0, "scheduled positions lie behind the indexed blocks"
-    offset = start % size
-    if end_block == first_block + 1:
-        first_slot = sequence.private_block_ids[first_block] * size + offset
-        return SlotRuns(np.array((first_slot,)), np.array((end - start,)))
-    block_ids = np.array(sequence.private_block_ids[first_block:end_block], dtype=np.int64)
-    run_ends = np.append(np.flatnonzero(block_ids[1:] != block_ids[:-1] + 1) + 1, len(block_ids))
-    run_starts = np.empty_like(run_ends)
-    run_starts[0] = 0
-    run_starts[1:] = run_ends[:-1]
-    first_slots = block_ids[run_starts] * size
-    slot_counts = (run_ends - run_starts) * size
-    first_slots[0] += offset
-    slot_counts[0] -= offset
-    slot_counts[-1] -= -end % size
-    return SlotRuns(first_slots, slot_counts)
+    return slot_runs(
+        sequence.private_block_ids[first_block:end_block], start=start, end=end, block_size=size
+    )

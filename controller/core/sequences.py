@@ -18,6 +18,7 @@ from prefixd.controller.core.messages import (
     SequenceId,
 )
 from prefixd.controller.core.node import ChildKey, Lane, Node
+from prefixd.controller.core.window_blocks import WindowPlace, WindowTable
 
 TOKEN_BYTES = 4
 """Bytes of a packed token id."""
@@ -33,6 +34,8 @@ class Sequence:
     in row `row` of the columns. `full_tokens` packs the known tokens of all full blocks; those of
     the last partial block stand in the tail column. A fork may have taken over the leading tokens
     of a block that is indexed: it is the first private block then, and `borrowed` is its lane.
+    `window_tables` maps a window group to its table; `window_place` is where the first
+    `window_entered_count` blocks end, which are full.
 
     Invariants: a path consists of whole nodes; an uncacheable sequence publishes and
     matches nothing more, and has at most the path of before; a borrowed lane is one block long, the
@@ -58,6 +61,9 @@ class Sequence:
         "sequence_id",
         "skip_cache_read",
         "uncacheable",
+        "window_entered_count",
+        "window_place",
+        "window_tables",
     )
 
     def __init__(
@@ -88,6 +94,9 @@ class Sequence:
         self.cached_count = 0
         self.recomputed_count = 0
         self.lost_count = 0
+        self.window_tables: dict[int, WindowTable] = {}
+        self.window_place: WindowPlace | None = None
+        self.window_entered_count = 0
 
     @property
     def block_count(self) -> int:

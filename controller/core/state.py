@@ -29,6 +29,7 @@ from prefixd.controller.core.statistics import Statistics
 from prefixd.controller.core.step_log import StepLog
 from prefixd.controller.core.supply import Supply
 from prefixd.controller.core.twins import Twins
+from prefixd.controller.core.windows import WindowGroups
 
 PREEMPTED_MAX = 65_536
 """Preempted sequences whose scheduled counts are remembered until they are opened again."""
@@ -100,6 +101,7 @@ class PoolState:
     events: EventLog
     index: PrefixIndex
     twins: Twins
+    windows: WindowGroups
     supply: Supply
     statistics: Statistics
     sequences: dict[Handle, Sequence]
@@ -130,6 +132,7 @@ def build_state(spec: PoolSpec, hasher: Hasher, *, event_bytes_kept_max: int) ->
     statistics = Statistics()
     sequences: dict[Handle, Sequence] = {}
     twins = Twins(index, order, columns, log, sequences, merge_duplicates=spec.merge_duplicates)
+    windows = WindowGroups(spec, order, columns, log)
     return PoolState(
         spec=spec,
         model_version=spec.model_version,
@@ -141,7 +144,8 @@ def build_state(spec: PoolSpec, hasher: Hasher, *, event_bytes_kept_max: int) ->
         events=events,
         index=index,
         twins=twins,
-        supply=Supply(order, index, twins, statistics),
+        windows=windows,
+        supply=Supply(order, index, twins, windows, statistics),
         statistics=statistics,
         sequences=sequences,
     )

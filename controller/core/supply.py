@@ -12,17 +12,25 @@ from prefixd.controller.core.node import Lane
 from prefixd.controller.core.sequences import Sequence
 from prefixd.controller.core.statistics import Statistics
 from prefixd.controller.core.twins import Twins
+from prefixd.controller.core.window_blocks import WindowBlock
+from prefixd.controller.core.windows import WindowGroups
 
 
 class Supply:
     """The blocks that no table has, between the free order, the index and the tables."""
 
     def __init__(
-        self, order: FreeOrder, index: PrefixIndex, twins: Twins, statistics: Statistics
+        self,
+        order: FreeOrder,
+        index: PrefixIndex,
+        twins: Twins,
+        windows: WindowGroups,
+        statistics: Statistics,
     ) -> None:
         self._order = order
         self._index = index
         self._twins = twins
+        self._windows = windows
         self._statistics = statistics
         self._read_block_ids: set[int] = set()
         self._source_block_ids: set[int] = set()
@@ -49,6 +57,12 @@ class Supply:
             segment = order.first()
             if isinstance(segment, PlainRun):
                 taken.extend(order.take_plain(segment, missing_count))
+                continue
+            if isinstance(segment, WindowBlock):
+                age_ms = now_ms - segment.last_use_ms
+                self._statistics.count_eviction(age_ms=age_ms, block_count=1)
+                order.shrink(segment, 1)
+                taken.append(self._windows.index.evict(segment))
                 continue
             assert isinstance(segment, Lane)
             count = min(missing_count, len(segment.block_ids))
@@ -86,6 +100,7 @@ class Supply:
                 continue
             self._leave_lane(lane, uncached, now_ms=now_ms, step_id=step_id)
         self._push_front(uncached, is_read=is_read)
+        self._windows.release(sequence, now_ms=now_ms, step_id=step_id, is_read=is_read)
 
     def _release_private(
         self,
@@ -122,6 +137,17 @@ class Supply:
             if lane.is_linked:
                 self._outlive(sequence, now_ms=now_ms, step_id=step_id, is_read=False)
         return uncached
+
+    def leave(self, lane: Lane, *, now_ms: int, step_id: StepId) -> list[int]:
+        """Let a table's end go that is written; returns what is not cached then."""
+        uncached: list[int] = []
+        self._leave_lane(lane, uncached, now_ms=now_ms, step_id=step_id)
+        return uncached
+
+    def refresh(self, lane: Lane, *, now_ms: int, step_id: StepId) -> None:
+        """Move an idle lane to the end of the free order."""
+        self._order.remove(lane)
+        self._append(lane, now_ms=now_ms, step_id=step_id)
 
     def _leave_lane(self, lane: Lane, uncached: list[int], *, now_ms: int, step_id: StepId) -> None:
         lane.holder_count -= 1

@@ -57,10 +57,41 @@ def pool_spec(spec: PoolSpec) -> None:
     model_version(spec.model_version)
     for field in ("model_name", "kv_format", "worker_address"):
         length_at_most(getattr(spec, field), length_max=limits.POOL_TEXT_LENGTH_MAX, field=field)
-    if len(spec.groups) != 1 or spec.groups[0].kind is not GroupKind.FULL_ATTENTION:
-        raise Unsupported("only one full-attention group is offered", field="groups")
-    if spec.groups[0].window_token_count != 0:
+    _groups(spec)
+
+
+def _groups(spec: PoolSpec) -> None:
+    if len(spec.groups) > limits.GROUPS_PER_POOL_MAX:
         raise FieldInvalid(
-            "a full-attention group has no window", field="groups[0].window_token_count"
+            f"groups has {len(spec.groups)} entries, more than {limits.GROUPS_PER_POOL_MAX}",
+            numbers={
+                "group_count": len(spec.groups),
+                "groups_per_pool_max": limits.GROUPS_PER_POOL_MAX,
+            },
+            field="groups",
         )
-    count_in_range(spec.groups[0].layer_count, low=0, high=2**31 - 1, field="groups[0].layer_count")
+    kinds = [group.kind for group in spec.groups]
+    if kinds[:1] != [GroupKind.FULL_ATTENTION] or any(
+        kind is not GroupKind.SLIDING_WINDOW for kind in kinds[1:]
+    ):
+        raise Unsupported(
+            "only one full-attention group is offered, with sliding-window groups behind it",
+            field="groups",
+        )
+    for index, group in enumerate(spec.groups):
+        field = f"groups[{index}]"
+        count_in_range(group.layer_count, low=0, high=2**31 - 1, field=f"{field}.layer_count")
+        if group.kind is GroupKind.SLIDING_WINDOW:
+            count_in_range(
+                group.window_token_count,
+                low=1,
+                high=2**31 - 1,
+                field=f"{field}.window_token_count",
+            )
+        elif group.window_token_count != 0:
+            raise FieldInvalid(
+                "a full-attention group has no window", field=f"{field}.window_token_count"
+            )
+    for option in ("sub_block_reuse", "merge_duplicates"):
+        if len(spec.groups) > 1 and getattr(spec, option):
+            raise Unsupported(f"{option} is offered for one KV group only", field=option)

@@ -112,6 +112,7 @@ def block_message(view: BlockView) -> inspect_pb2.Block:
         hash_hex="" if view.block_hash is None else view.block_hash.hex(),
         parent_hash_hex="" if view.parent_hash is None else view.parent_hash.hex(),
         block_index=view.block_index or 0,
+        group_index=view.group_index,
     )
 
 

@@ -13,6 +13,7 @@ from prefixd.controller.core.messages import (
     DecodeOutcome,
     ExtendOutcome,
     ForkOutcome,
+    FreedBlock,
     OpenOutcome,
     Outcome,
     Refusal,
@@ -98,6 +99,7 @@ def _fill_plan(message: cache_pb2.SequencePlan, plan: SequencePlan) -> None:
         FIRST_SLOTS.append(group_message.slots, group.slots.first_slots)
         SLOT_COUNTS.append(group_message.slots, group.slots.slot_counts)
     _fill_copies(message, plan.copies)
+    _fill_freed(message, plan.freed_blocks)
 
 
 def _fill_decode(message: cache_pb2.DecodeOutcome, outcome: DecodeOutcome) -> None:
@@ -111,6 +113,7 @@ def _fill_decode(message: cache_pb2.DecodeOutcome, outcome: DecodeOutcome) -> No
             available_count=deferred.available_count,
         )
     _fill_copies(message, outcome.copies)
+    _fill_freed(message, outcome.freed_blocks)
 
 
 def _fill_copies(
@@ -124,4 +127,16 @@ def _fill_copies(
             target_block_id=copy.target_block_id,
             token_count=copy.token_count,
             block_index=copy.block_index,
+        )
+
+
+def _fill_freed(
+    message: cache_pb2.SequencePlan | cache_pb2.DecodeOutcome, freed: Iterable[FreedBlock]
+) -> None:
+    for one in freed:
+        message.freed_blocks.add(
+            handle=one.handle,
+            group_index=one.group_index,
+            block_index=one.block_index,
+            block_id=one.block_id,
         )

@@ -33,6 +33,7 @@ LIMITS = {
     "tokens_per_sequence_max": limits.TOKENS_PER_SEQUENCE_MAX,
     "sequences_per_pool_max": limits.SEQUENCES_PER_POOL_MAX,
     "pools_max": limits.POOLS_MAX,
+    "groups_per_pool_max": limits.GROUPS_PER_POOL_MAX,
     "decode_rows_max": limits.DECODE_ROWS_MAX,
     "sequence_id_bytes_max": limits.SEQUENCE_ID_BYTES_MAX,
     "cache_salt_length_max": limits.CACHE_SALT_LENGTH_MAX,

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from prefixd.controller.core import invariants
 from prefixd.controller.core.hashing import Hasher
 from prefixd.controller.core.limits import STEPS_IN_FLIGHT_MAX
 from prefixd.controller.core.messages import (
@@ -11,6 +12,8 @@ from prefixd.controller.core.messages import (
     CloseReason,
     Entry,
     FailedSteps,
+    GroupKind,
+    GroupSpec,
     Handle,
     Identity,
     PoolSpec,
@@ -25,23 +28,31 @@ STEP_COUNT = 200
 
 
 class WorkerRun:
-    """One random history of a pool with all options, with its steps up to three in flight."""
+    """One random history of a pool, with its steps up to three in flight.
 
-    def __init__(self, seed: int) -> None:
+    The pool has all options, or `window_count` sliding-window groups.
+    """
+
+    def __init__(self, seed: int, *, window_count: int = 0) -> None:
         self.chance = random.Random(seed)
-        block_size = self.chance.choice((2, 3, 4, 8))
+        block_size = self.chance.choice((1, 2, 3, 4) if window_count else (2, 3, 4, 8))
+        windows = [self.chance.randint(1, 3 * block_size) for _ in range(window_count)]
         self.pool = Pool(
             PoolSpec(
                 "memory",
-                block_count=self.chance.choice((12, 30, 80)),
+                block_count=self.chance.choice((12, 30, 80)) * (1 + window_count),
                 block_size=block_size,
-                sub_block_reuse=self.chance.choice((False, True)),
-                merge_duplicates=self.chance.choice((False, True)),
+                groups=(
+                    GroupSpec(),
+                    *(GroupSpec(GroupKind.SLIDING_WINDOW, window) for window in windows),
+                ),
+                sub_block_reuse=not window_count and self.chance.choice((False, True)),
+                merge_duplicates=not window_count and self.chance.choice((False, True)),
             ),
             epoch=1,
             hasher=Hasher("xxhash_cbor", seed="0"),
         )
-        self.memory = Memory(block_size=block_size)
+        self.memory = Memory(block_size=block_size, windows=(None, *windows))
         self.prompts = [[0] * 9]
         self.handle_last = 0
 
@@ -138,3 +149,13 @@ def test_such_histories_copy_and_remap() -> None:
             run.step()
     assert sum(run.memory.copied_count for run in runs) > 100
     assert sum(run.memory.remapped_count for run in runs) > 20
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_s23_every_pass_reads_its_windows(seed: int) -> None:
+    """No query reads a window block that was freed, replaced or handed out too early."""
+    run = WorkerRun(seed, window_count=1 + seed % 2)
+    for _ in range(STEP_COUNT):
+        run.step()
+        invariants.check(run.pool)
+    assert run.memory.freed_count

@@ -18,31 +18,33 @@ from prefixd.controller.core.messages import (
     ExtendOutcome,
     ForkEntry,
     ForkOutcome,
+    FreedBlock,
     Handle,
     OpenEntry,
     OpenOutcome,
     SequencePlan,
+    SlotRuns,
     Step,
     StepId,
     StepReply,
 )
 
-Content = tuple[str, tuple[int, ...]]
-"""The salt and all tokens up to a position: what its K and V depend on."""
+Content = tuple[int, str, tuple[int, ...]]
+"""The KV group, the salt and all tokens up to a position: what its K and V depend on."""
 
 
 @dataclass
 class Written:
-    """A sequence as its worker knows it."""
+    """A sequence as its worker knows it; one table per KV group."""
 
     salt: str
     token_ids: list[int]
     scheduled: int
-    table: list[int]
+    tables: list[list[int]]
 
-    def content(self, position: int) -> Content:
+    def content(self, group_index: int, position: int) -> Content:
         """Returns what the slot of a position should hold."""
-        return (self.salt, tuple(self.token_ids[: position + 1]))
+        return (group_index, self.salt, tuple(self.token_ids[: position + 1]))
 
 
 @dataclass
@@ -56,10 +58,15 @@ class Pass:
 
 
 class Memory:
-    """The slots of one pool. All tokens are known when they are scheduled."""
+    """The slots of one pool. All tokens are known when they are scheduled.
 
-    def __init__(self, *, block_size: int) -> None:
+    `windows` has the window of each KV group in tokens, None for full attention.
+    """
+
+    def __init__(self, *, block_size: int, windows: tuple[int | None, ...] = (None,)) -> None:
         self.block_size = block_size
+        self.windows = windows
+        self.freed_count = 0
         self.slots: dict[int, Content] = {}
         self.sequences: dict[Handle, Written] = {}
         self.waiting: deque[Pass] = deque()
@@ -73,7 +80,7 @@ class Memory:
         if step.failed is not None:
             self.waiting.clear()
         for remap in reply.remaps:
-            table = self.sequences[remap.handle].table
+            table = self.sequences[remap.handle].tables[remap.group_index]
             assert table[remap.block_index] == remap.old_block_id
             table[remap.block_index] = remap.new_block_id
             self.remapped_count += 1
@@ -82,7 +89,8 @@ class Memory:
             sequence.scheduled = cut.scheduled_count
         if step.failed is not None:
             for sequence in self.sequences.values():
-                del sequence.table[sequence.scheduled // self.block_size :]
+                for table in sequence.tables:
+                    del table[sequence.scheduled // self.block_size :]
         planned = Pass(step.step_id)
         for entry, outcome in zip(step.entries, reply.outcomes, strict=True):
             match entry, outcome:
@@ -102,32 +110,49 @@ class Memory:
 
     def _open(self, planned: Pass, entry: OpenEntry, plan: SequencePlan) -> None:
         self.sequences[entry.handle] = Written(
-            entry.identity.cache_salt, entry.token_ids.tolist(), scheduled=0, table=[]
+            entry.identity.cache_salt,
+            entry.token_ids.tolist(),
+            scheduled=0,
+            tables=[[] for _ in self.windows],
         )
         self._follow(planned, entry.handle, plan)
 
     def _fork(self, entry: ForkEntry, plan: SequencePlan) -> None:
         parent = self.sequences[entry.parent_handle]
         count = entry.token_count
-        table = plan.groups[0].block_ids.tolist()
-        assert table == parent.table[: len(table)]
-        assert len(table) == -(-count // self.block_size)
+        tables = [group.block_ids.tolist() for group in plan.groups]
+        for table, parent_table in zip(tables, parent.tables, strict=True):
+            assert len(table) == -(-count // self.block_size)
+            assert all(
+                block in (0, other) for block, other in zip(table, parent_table, strict=False)
+            )
         self.sequences[entry.child_handle] = Written(
-            parent.salt, parent.token_ids[:count], scheduled=count, table=table
+            parent.salt, parent.token_ids[:count], scheduled=count, tables=tables
         )
 
     def _follow(self, planned: Pass, handle: Handle, plan: SequencePlan) -> None:
         sequence = self.sequences[handle]
-        (group,) = plan.groups
-        assert group.start_block == len(sequence.table)
-        sequence.table += group.block_ids.tolist()
+        self._free(plan.freed_blocks)
+        for table, group in zip(sequence.tables, plan.groups, strict=True):
+            assert group.start_block == len(table)
+            table.extend(group.block_ids.tolist())
         self._copy(planned, sequence, plan.copies)
         start, end = plan.scheduled.start_token, plan.scheduled.end_token
         self._schedule(planned, sequence, start=start, end=end)
+        for group_index, group in enumerate(plan.groups):
+            slots = [self._slot(sequence, group_index, position) for position in range(start, end)]
+            assert _run_slots(group.slots)[: len(slots)] == slots
+
+    def _free(self, freed: tuple[FreedBlock, ...]) -> None:
+        for one in freed:
+            table = self.sequences[one.handle].tables[one.group_index]
+            assert table[one.block_index] == one.block_id
+            table[one.block_index] = 0
+            self.freed_count += 1
 
     def _decode(self, planned: Pass, entry: DecodeEntry, outcome: DecodeOutcome) -> None:
         deferred = {row.row for row in outcome.deferred_rows}
-        copies = {copy.handle: copy for copy in outcome.copies}
+        self._free(outcome.freed_blocks)
         ends = entry.token_counts.cumsum().tolist()
         for row, handle in enumerate(entry.handles.tolist()):
             if row in deferred:
@@ -135,32 +160,38 @@ class Memory:
             sequence = self.sequences[handle]
             count = int(entry.token_counts[row])
             sequence.token_ids += entry.token_ids[ends[row] - count : ends[row]].tolist()
-            new_block_id = int(outcome.new_block_ids[0][row])
-            if new_block_id:
-                sequence.table.append(new_block_id)
-            if handle in copies:
-                self._copy(planned, sequence, (copies[handle],))
+            for table, column in zip(sequence.tables, outcome.new_block_ids, strict=True):
+                if column[row]:
+                    table.append(int(column[row]))
+            copies = tuple(copy for copy in outcome.copies if copy.handle == handle)
+            self._copy(planned, sequence, copies)
             position = int(entry.scheduled_count_before[row])
             self._schedule(planned, sequence, start=position, end=position + 1)
 
     def _copy(self, planned: Pass, sequence: Written, copies: tuple[BlockCopy, ...]) -> None:
         for copy in copies:
-            sequence.table[copy.block_index] = copy.target_block_id
+            sequence.tables[copy.group_index][copy.block_index] = copy.target_block_id
             planned.copies.append(copy)
             self.copied_count += 1
 
     def _schedule(self, planned: Pass, sequence: Written, *, start: int, end: int) -> None:
         sequence.scheduled = end
-        slots = [self._slot(sequence, position) for position in range(end)]
-        contents = [sequence.content(position) for position in range(end)]
-        for slot, content in zip(slots[start:], contents[start:], strict=True):
-            assert planned.writes.setdefault(slot, content) == content, "two rows write one slot"
-        if end > start:
-            planned.reads += zip(slots, contents, strict=True)
+        for group_index, window in enumerate(self.windows):
+            first = 0 if window is None else max(0, start - window + 1)
+            for position in range(first, end):
+                slot = self._slot(sequence, group_index, position)
+                content = sequence.content(group_index, position)
+                if position >= start:
+                    was = planned.writes.setdefault(slot, content)
+                    assert was == content, "two rows write one slot"
+                if end > start:
+                    planned.reads.append((slot, content))
 
-    def _slot(self, sequence: Written, position: int) -> int:
+    def _slot(self, sequence: Written, group_index: int, position: int) -> int:
         block_index, offset = divmod(position, self.block_size)
-        return sequence.table[block_index] * self.block_size + offset
+        block_id = sequence.tables[group_index][block_index]
+        assert block_id, "a window has lost a block too early"
+        return block_id * self.block_size + offset
 
     def _run(self, planned: Pass) -> None:
         sources = {copy.source_block_id for copy in planned.copies}
@@ -173,3 +204,11 @@ class Memory:
         self.slots.update(planned.writes)
         for slot, content in planned.reads:
             assert self.slots.get(slot) == content, (planned.step_id, slot)
+
+
+def _run_slots(runs: SlotRuns) -> list[int]:
+    return [
+        slot
+        for first, count in zip(runs.first_slots.tolist(), runs.slot_counts.tolist(), strict=True)
+        for slot in range(first, first + count)
+    ]

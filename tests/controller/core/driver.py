@@ -203,8 +203,8 @@ class Driver:
         return self.pool.state.sequences[Handle(handle)].sequence_id
 
     def table(self, handle: int) -> list[int]:
-        """Returns a block table."""
-        (table,) = inspect.block_tables(self.pool, self.name(handle))
+        """Returns the block table of the first KV group."""
+        table, *_ = inspect.block_tables(self.pool, self.name(handle))
         return [int(block_id) for block_id in table]
 
     def free_order(self) -> list[int]:

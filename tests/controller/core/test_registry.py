@@ -226,6 +226,11 @@ def test_pools_are_bounded(registry: PoolRegistry, monkeypatch: pytest.MonkeyPat
             {"groups": (GroupSpec(window_token_count=5),)},
             "groups[0].window_token_count",
         ),
+        (
+            {"groups": (GroupSpec(), GroupSpec(GroupKind.SLIDING_WINDOW))},
+            "groups[1].window_token_count",
+        ),
+        ({"groups": (GroupSpec(),) * (limits.GROUPS_PER_POOL_MAX + 1)}, "groups"),
     ],
 )
 def test_a_bad_spec_is_refused(registry: PoolRegistry, spec: dict[str, Any], field: str) -> None:
@@ -248,7 +253,19 @@ def test_a_bad_spec_is_refused(registry: PoolRegistry, spec: dict[str, Any], fie
 def test_other_groups_are_not_offered(
     registry: PoolRegistry, groups: tuple[GroupSpec, ...]
 ) -> None:
-    """Exactly one full-attention group."""
+    """One full-attention group comes first, and all behind it have windows."""
     with pytest.raises(Unsupported) as caught:
         register(registry, groups=groups)
     assert caught.value.field == "groups"
+
+
+@pytest.mark.parametrize("option", ["sub_block_reuse", "merge_duplicates"])
+def test_s23_options_of_one_group_are_not_offered_with_several(
+    registry: PoolRegistry, option: str
+) -> None:
+    """The error names the option; without it the pool is registered."""
+    window = GroupSpec(GroupKind.SLIDING_WINDOW, window_token_count=64)
+    with pytest.raises(Unsupported) as caught:
+        register(registry, groups=(GroupSpec(), window), **{option: True})
+    assert caught.value.field == option
+    assert register(registry, groups=(GroupSpec(), window)).pool.spec.groups[1] == window

@@ -204,3 +204,28 @@ def test_prefix_match_of_no_tokens_is_refused(calls):
     """An empty prompt is an error, not a match of length 0."""
     driver = Driver(calls)
     assert refused(lambda: match(driver, [])).reason == "PROMPT_EMPTY"
+
+
+def test_s23_plans_have_a_part_for_every_group(calls):
+    """A window of 4 behind full attention: two tables, two columns, and the block it has passed."""
+    groups = [
+        types_pb2.KvGroup(kind=types_pb2.KV_GROUP_KIND_FULL_ATTENTION),
+        types_pb2.KvGroup(kind=types_pb2.KV_GROUP_KIND_SLIDING_WINDOW, window_token_count=4),
+    ]
+    driver = Driver(calls, groups=groups)
+    plan = driver.step(open_entry(1, PROMPT[:8])).outcomes[0].open.plan
+    assert [list(group.block_ids) for group in plan.groups] == [[1, 2], [3, 4]]
+    assert [list(group.slots.first_slots) for group in plan.groups] == [[4], [12]]
+    decoded = driver.step(decode_entry((1, 8, 7))).outcomes[0].decode
+    assert [list(column.block_ids) for column in decoded.new_blocks] == [[5], [6]]
+    assert list(decoded.freed_blocks) == [
+        types_pb2.FreedBlock(handle=1, group_index=1, block_index=0, block_id=3)
+    ]
+    shown = calls.inspect.GetSequence(
+        inspect_pb2.GetSequenceRequest(pool_name=driver.pool_name, sequence_id="sequence-1")
+    )
+    assert [list(table.block_ids) for table in shown.tables] == [[1, 2, 5], [0, 4, 6]]
+    block = calls.inspect.GetBlock(
+        inspect_pb2.GetBlockRequest(pool_name=driver.pool_name, block_id=4)
+    ).block
+    assert (block.group_index, block.holder_count) == (1, 1)

@@ -1,0 +1,94 @@
+"""The invariants of a pool's window groups, as code."""
+
+from collections import Counter
+
+from prefixd.controller.core.errors import InvariantBroken
+from prefixd.controller.core.sequences import Sequence
+from prefixd.controller.core.state import PoolState
+from prefixd.controller.core.window_blocks import WindowBlock, WindowPlace
+
+
+def held_block_ids(state: PoolState, sequence: Sequence) -> list[int]:
+    """Return the blocks of a sequence's window tables, after checking these.
+
+    Raises InvariantBroken.
+    """
+    name = sequence.sequence_id
+    _require(
+        list(sequence.window_tables) == list(state.windows.sizes),
+        f"{name} has not a table for each window group",
+    )
+    block_ids: list[int] = []
+    for group_index, table in sequence.window_tables.items():
+        _require(
+            len(table.blocks) == sequence.block_count,
+            f"{name} has window tables of another length than its block table",
+        )
+        _require(not any(table.blocks[: table.first]), f"{name} holds a block that it has passed")
+        _require(
+            all(block.group_index == group_index for block in table.held()),
+            f"{name} has another group's block in a window table",
+        )
+        block_ids += [block.block_id for block in table.held()]
+    # A rollback may lead back to the known count.
+    columns = state.columns
+    position = min(int(columns.known[sequence.row]), int(columns.scheduled[sequence.row]))
+    _require(
+        state.windows.has_window(sequence, token_count=position),
+        f"{name} lacks a block of its next query's window",
+    )
+    if state.windows.count and not sequence.uncacheable:
+        _require(
+            sequence.window_entered_count == sequence.indexed_count,
+            f"{name} has entered another length in the window groups",
+        )
+    return block_ids
+
+
+def check(state: PoolState) -> None:
+    """Check the window groups' index, holders and pending blocks. Raises InvariantBroken."""
+    windows = state.windows
+    holders = Counter[WindowBlock]()
+    standing = Counter[WindowPlace]()
+    for sequence in state.sequences.values():
+        for table in sequence.window_tables.values():
+            holders.update(table.held())
+        if sequence.window_place is not None:
+            standing[sequence.window_place] += 1
+    indexed = list(windows.index.indexed())
+    idle = [segment for segment in state.order if isinstance(segment, WindowBlock)]
+    _require(set(idle) <= set(indexed), "an idle window block is in no place")
+    for block in [*indexed, *holders]:
+        _require(block.holder_count == holders[block], "a window block counts other holders")
+        _require(block.is_linked == (block.holder_count == 0), "a window block is free and held")
+    _require(
+        all(block.step_id > state.log.settled_id for block in windows.index.pending),
+        "an executed window block is pending",
+    )
+    _require(
+        set(windows.index.pending) <= {*indexed, *holders}, "a window block is pending that is gone"
+    )
+    for root in windows.index.roots.values():
+        _check_places(root, standing)
+    _require(not +standing, "a sequence stands on a place outside the index")
+
+
+def _check_places(root: WindowPlace, standing: Counter[WindowPlace]) -> None:
+    waiting = [root]
+    while waiting:
+        place = waiting.pop()
+        _require(place.is_needed, "a place is kept that nothing needs")
+        _require(place.sequence_count == standing.pop(place, 0), "a place counts other sequences")
+        for group_index, block in place.blocks.items():
+            _require(
+                block.place is place and block.group_index == group_index,
+                "a window block stands at another place than it says",
+            )
+        for key, child in place.children.items():
+            _require(child.parent is place and child.key == key, "a place does not know its parent")
+            waiting.append(child)
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise InvariantBroken(message)

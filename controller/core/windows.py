@@ -1,0 +1,322 @@
+"""The sliding-window groups of a pool: their index and what tables hold of them (rule S23).
+
+A match is the longest length at which the full-attention group has all blocks and every window
+group those of its last window. What a window has passed leaves the table and, where it is cached,
+stays matchable until its block is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from prefixd.controller.core.free_order import FreeOrder
+from prefixd.controller.core.identity import SequenceKeys
+from prefixd.controller.core.match import Match
+from prefixd.controller.core.messages import FreedBlock, GroupKind, PoolSpec, StepId
+from prefixd.controller.core.sequences import TOKEN_BYTES, Sequence, SequenceColumns
+from prefixd.controller.core.step_log import StepLog
+from prefixd.controller.core.window_blocks import (
+    WindowBlock,
+    WindowPlace,
+    WindowTable,
+    first_needed,
+)
+from prefixd.controller.core.window_index import WindowIndex
+
+
+class WindowGroups:
+    """The window groups of a pool; `sizes` maps a group's index to its window in tokens."""
+
+    def __init__(
+        self, spec: PoolSpec, order: FreeOrder, columns: SequenceColumns, log: StepLog
+    ) -> None:
+        self.sizes: dict[int, int] = {
+            index: group.window_token_count
+            for index, group in enumerate(spec.groups)
+            if group.kind is GroupKind.SLIDING_WINDOW
+        }
+        self.index = WindowIndex(block_bytes=spec.block_size * TOKEN_BYTES)
+        self._block_size = spec.block_size
+        self._order = order
+        self._columns = columns
+        self._log = log
+
+    @property
+    def count(self) -> int:
+        """Window groups."""
+        return len(self.sizes)
+
+    def first_needed(self, group_index: int, *, position: int) -> int:
+        """Return the first block that a group's query at a position attends to."""
+        return first_needed(
+            position,
+            window_token_count=self.sizes[group_index],
+            block_size=self._block_size,
+        )
+
+    # Matching.
+
+    def limit(self, match: Match, keys: SequenceKeys, packed_tokens: bytes) -> int:
+        """Return the longest length in blocks, up to a match's, at which all groups agree.
+
+        Blocks before the match's start stand in the sequence's tables, those behind it must be in
+        the index. Changes nothing (S8).
+        """
+        end = match.start_block + match.block_count
+        places = list(self.index.places(keys, packed_tokens, end))
+        length = end
+        is_stable = False
+        while not is_stable:
+            is_stable = True
+            for group_index in self.sizes:
+                missing = self._last_missing(group_index, length, match.start_block, places)
+                if missing is not None:
+                    length = missing
+                    is_stable = False
+        assert length >= match.start_block
+        return length
+
+    def _last_missing(
+        self, group_index: int, length: int, start_block: int, places: list[WindowPlace]
+    ) -> int | None:
+        first = self.first_needed(group_index, position=length * self._block_size)
+        for at in range(length - 1, max(first, start_block) - 1, -1):
+            if at >= len(places) or group_index not in places[at].blocks:
+                return at
+        return None
+
+    def join(self, match: Match, keys: SequenceKeys, packed_tokens: bytes) -> None:
+        """Add the window blocks to a match that all groups agree on."""
+        end = match.start_block + match.block_count
+        places = list(self.index.places(keys, packed_tokens, end))
+        for group_index in self.sizes:
+            first = self.first_needed(group_index, position=end * self._block_size)
+            blocks = {
+                at: places[at].blocks[group_index]
+                for at in range(max(first, match.start_block), end)
+            }
+            match.window_blocks[group_index] = blocks
+            for at, block in blocks.items():
+                match.idle_count += block.is_linked and not block.withheld
+                if block in self.index.pending:
+                    match.published_count = min(match.published_count, at - match.start_block)
+
+    # Tables.
+
+    def open(self, sequence: Sequence) -> None:
+        """Give a new sequence empty tables."""
+        sequence.window_tables = {group_index: WindowTable() for group_index in self.sizes}
+
+    def hold(self, sequence: Sequence, match: Match) -> None:
+        """Append the matched blocks to a sequence's tables; earlier places stay empty (S12)."""
+        end = match.start_block + match.block_count
+        for group_index, blocks in match.window_blocks.items():
+            table = sequence.window_tables[group_index]
+            table.blocks.extend(blocks.get(at) for at in range(match.start_block, end))
+            for block in blocks.values():
+                if block.is_linked:
+                    self._order.remove(block)
+                block.holder_count += 1
+
+    def append(self, sequence: Sequence, group_index: int, block_ids: Iterable[int]) -> None:
+        """Append new blocks to a table."""
+        sequence.window_tables[group_index].blocks.extend(
+            WindowBlock(block_id, group_index=group_index) for block_id in block_ids
+        )
+
+    def behind_window(self, sequence: Sequence, *, position: int) -> list[FreedBlock]:
+        """List the blocks that no query from `position` on attends to."""
+        return [
+            FreedBlock(sequence.handle, group_index, at, block.block_id)
+            for group_index, table in sequence.window_tables.items()
+            for at in range(table.first, self._passed_end(group_index, table, position))
+            if (block := table.blocks[at]) is not None
+        ]
+
+    def _passed_end(self, group_index: int, table: WindowTable, position: int) -> int:
+        return min(len(table.blocks), self.first_needed(group_index, position=position))
+
+    def gain(self, sequence: Sequence, freed: list[FreedBlock], *, step_id: StepId) -> int:
+        """Count the blocks that could be handed out within the step if these were freed (S22)."""
+        if self._columns.planned_step_id[sequence.row] == step_id:
+            return 0
+        blocks = [sequence.window_tables[one.group_index].blocks[one.block_index] for one in freed]
+        return sum(
+            block is not None and block.holder_count == 1 and block.read_step_id != step_id
+            for block in blocks
+        )
+
+    def free_behind(
+        self, sequence: Sequence, freed: list[FreedBlock], *, now_ms: int, step_id: StepId
+    ) -> None:
+        """Free what `behind_window` listed."""
+        is_read = bool(self._columns.planned_step_id[sequence.row] == step_id)
+        left: list[WindowBlock] = []
+        for one in freed:
+            table = sequence.window_tables[one.group_index]
+            block = table.blocks[one.block_index]
+            assert block is not None
+            table.blocks[one.block_index] = None
+            table.first = one.block_index + 1
+            left.append(block)
+        # A window's blocks are used up in order, so the later ones are worth more.
+        self._leave(left, now_ms=now_ms, step_id=step_id, is_read=is_read)
+
+    def release(self, sequence: Sequence, *, now_ms: int, step_id: StepId, is_read: bool) -> None:
+        """Take back the tables, from their ends (S17)."""
+        for table in sequence.window_tables.values():
+            held = table.held()
+            held.reverse()
+            self._leave(held, now_ms=now_ms, step_id=step_id, is_read=is_read)
+        sequence.window_tables = {}
+        self.index.stand_nowhere(sequence)
+
+    def _leave(
+        self, blocks: Iterable[WindowBlock], *, now_ms: int, step_id: StepId, is_read: bool
+    ) -> None:
+        uncached: list[WindowBlock] = []
+        for block in blocks:
+            block.holder_count -= 1
+            if is_read:
+                block.read_step_id = step_id
+            if block.holder_count:
+                continue
+            if block.place is None:
+                self.index.pending.pop(block, None)
+                uncached.append(block)
+                continue
+            block.last_use_ms = now_ms
+            self._order.append(block)
+            if block.read_step_id == step_id:
+                self._order.withhold(block)
+        for block in reversed(uncached):
+            if block.read_step_id == step_id:
+                self._order.push_front_withheld(block.block_ids)
+            else:
+                self._order.push_front(block.block_ids)
+
+    def shares(self, sequence: Sequence, block_index: int, *, step_id: StepId) -> bool:
+        """Tell whether somebody else may read a block of a sequence's tables, by now or later."""
+        blocks = [table.blocks[block_index] for table in sequence.window_tables.values()]
+        return any(
+            block is not None
+            and (block.holder_count > 1 or block.place is not None or block.read_step_id == step_id)
+            for block in blocks
+        )
+
+    def replace(
+        self,
+        sequence: Sequence,
+        group_index: int,
+        block_index: int,
+        block_id: int,
+        *,
+        now_ms: int,
+        step_id: StepId,
+    ) -> int:
+        """Put a block in place of a shared one, whose content this step copies (S16).
+
+        Returns the shared one; it is not handed out before the step ends (S22).
+        """
+        table = sequence.window_tables[group_index]
+        source = table.blocks[block_index]
+        assert source is not None, "the tail of a table is in its window"
+        table.blocks[block_index] = WindowBlock(block_id, group_index=group_index)
+        self._leave((source,), now_ms=now_ms, step_id=step_id, is_read=True)
+        return source.block_id
+
+    def has_window(self, sequence: Sequence, *, token_count: int) -> bool:
+        """Tell whether the tables hold all that a query behind `token_count` tokens attends to."""
+        end = -(-token_count // self._block_size)
+        return all(
+            self.first_needed(group_index, position=token_count) >= end
+            or all(
+                block is not None
+                for block in table.blocks[
+                    self.first_needed(group_index, position=token_count) : end
+                ]
+            )
+            for group_index, table in sequence.window_tables.items()
+        )
+
+    def share(self, child: Sequence, parent: Sequence, *, token_count: int) -> None:
+        """Give a fork the parent's window before `token_count` (S16)."""
+        end = -(-token_count // self._block_size)
+        self.open(child)
+        for group_index, parent_table in parent.window_tables.items():
+            table = child.window_tables[group_index]
+            table.first = min(end, self.first_needed(group_index, position=token_count))
+            table.blocks = [*(None for _ in range(table.first))]
+            table.blocks += parent_table.blocks[table.first : end]
+            for block in table.held():
+                block.holder_count += 1
+        if self.count and not child.uncacheable:
+            self.index.stand_at(child, min(token_count // self._block_size, parent.indexed_count))
+
+    # The index.
+
+    def complete(self, sequence: Sequence, end: int, step_id: StepId) -> None:
+        """Let the full blocks up to table index `end` enter the index (S10, S15).
+
+        The step `step_id` wrote what no earlier one did.
+        """
+        steps = self._log.scheduled_bounds(sequence.row)
+        bounds = [(step, bound // self._block_size) for step, bound in steps]
+        start = sequence.window_entered_count
+        self.index.stand_at(sequence, end)
+        places = list(_chain(sequence.window_place, end - start))
+        for at, place in zip(range(start, end), places, strict=True):
+            writing_id = next((step for step, bound in bounds if bound > at), step_id)
+            for group_index, table in sequence.window_tables.items():
+                block = table.blocks[at]
+                # Matched blocks have their places.
+                if block is not None and block.place is None:
+                    self.index.enter(block, group_index, place, writing_id)
+
+    # Failed steps.
+
+    def agreed_count(self, sequence: Sequence, block_count: int) -> int:
+        """Return the longest length in blocks, up to `block_count`, whose window is written and in
+        the sequence's tables."""
+        length = block_count
+        is_stable = False
+        while not is_stable:
+            is_stable = True
+            for group_index, table in sequence.window_tables.items():
+                first = self.first_needed(group_index, position=length * self._block_size)
+                for at in range(length - 1, first - 1, -1):
+                    block = table.blocks[at]
+                    if block is None or block in self.index.pending:
+                        length = at
+                        is_stable = False
+                        break
+        return length
+
+    def cut(self, sequence: Sequence, block_count: int, *, now_ms: int) -> None:
+        """Cut a sequence's tables."""
+        for table in sequence.window_tables.values():
+            left = [block for block in table.blocks[block_count:] if block is not None]
+            left.reverse()
+            del table.blocks[block_count:]
+            table.first = min(table.first, block_count)
+            self._leave(left, now_ms=now_ms, step_id=self._log.next_id, is_read=False)
+        if sequence.window_place is not None:
+            self.index.stand_at(sequence, min(block_count, sequence.window_entered_count))
+
+    # Dropping content on somebody's behalf.
+
+    def forget(self, block: WindowBlock) -> None:
+        """Take a block out of the index; an idle one keeps its place in the free order (S13)."""
+        self.index.leave_place(block)
+        if block.is_linked:
+            self.index.pending.pop(block, None)
+            self._order.become_plain(block)
+
+
+def _chain(place: WindowPlace | None, count: int) -> Iterator[WindowPlace]:
+    chain: list[WindowPlace] = []
+    while len(chain) < count:
+        assert place is not None
+        chain.append(place)
+        place = place.parent
+    return reversed(chain)
