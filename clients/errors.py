@@ -105,4 +105,9 @@ def _field(status: status_pb2.Status) -> str:
 
 def _cause(text: str) -> str:
     """Keeps the last clause of gRPC's nested connection errors: the operating system's words."""
+    if "security handshaker" in text:
+        return "TLS cannot begin: an authority, certificate or key file is not usable PEM"
+    if "handshake" in text.lower():
+        # The last clause is of the TLS library, and may even read "OK".
+        return "the TLS handshake failed (does it serve TLS? do both trust the certificates?)"
     return text.rpartition(": ")[2].strip(" ]") or "connection lost"

@@ -9,6 +9,7 @@ import typer
 from prefixd.clients.cli import answer, events, inspect, options, relay, serve
 from prefixd.clients.cli.output import print_error
 from prefixd.clients.errors import AddressInvalid, DeadlinePassed, PrefixdError, ServerUnreachable
+from prefixd.clients.processes import ProcessEnded
 
 EXIT_FAILED = 1
 """A server refused, or something failed."""
@@ -70,6 +71,9 @@ def run(arguments: Sequence[str]) -> int:
     except (ServerUnreachable, DeadlinePassed) as error:
         print_error(error.message)
         return EXIT_UNREACHABLE
+    except ProcessEnded as error:
+        print_error(error.message)
+        return EXIT_USAGE if error.exit_code == EXIT_USAGE else EXIT_FAILED
     except PrefixdError as error:
         print_error(f"{error.reason}: {error.message}" if error.reason else error.message)
         return EXIT_FAILED

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from prefixd.clients import Connection, ControllerClient, ServerUnreachable, Tls
-from prefixd.clients.cli.main import run
+from prefixd.clients.cli.main import EXIT_UNREACHABLE, run
 from tests.support.certificates import write_certificates
 from tests.support.controller import controller_process
 
@@ -52,6 +52,21 @@ def test_an_unknown_client_is_not_served(secured: Secured, trust: str) -> None:
         pytest.raises(ServerUnreachable),
     ):
         client.server_info()
+
+
+def test_a_server_without_tls_is_told_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+    """--tls against a plaintext server: the line speaks of TLS, not of the library's last word."""
+    with controller_process() as controller:
+        code = run(["--tls", "pools", "--controller", controller.address])
+    assert (code, "TLS handshake failed" in capsys.readouterr().err) == (EXIT_UNREACHABLE, True)
+
+
+def test_a_file_without_certificates_is_told_as_such(
+    secured: Secured, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--ca-file with something else in it: the line speaks of the files."""
+    code = run(["--ca-file", __file__, "pools", "--controller", secured.address])
+    assert (code, "not usable PEM" in capsys.readouterr().err) == (EXIT_UNREACHABLE, True)
 
 
 def test_the_command_line_takes_the_files(

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from prefixd.clients import Connection, ControllerClient, WorkerClient
+from prefixd.clients.cli.main import EXIT_USAGE
 from tests.support.tiny_model import write_tiny_model
 
 READY_TIMEOUT_S = 90.0
@@ -118,6 +119,6 @@ def test_up_shows_the_workers_words_about_a_bad_option(model_folder: Path) -> No
     addresses = ("--controller-listen", ANY_PORT, "--worker-listen", ANY_PORT)
     with up(*addresses, "--model", str(model_folder), "--bogus") as process:
         _, errors = process.communicate(timeout=READY_TIMEOUT_S)
-    assert process.returncode == 1
+    assert process.returncode == EXIT_USAGE
     assert "--bogus" in errors
     assert "Traceback" not in errors
