@@ -4,7 +4,8 @@ It registers a pool, opens two prompts that share a prefix, decodes both, and gi
 Its "model" keeps one number per slot and reads its context back through the block tables, so a
 wrong slot changes the answer.
 
-    python clients/example_engine.py 127.0.0.1:7600
+    python clients/example_engine.py                   # against a controller at 127.0.0.1:7600
+    python clients/example_engine.py 127.0.0.1:7700    # or wherever it listens
 """
 
 import queue
@@ -131,7 +132,7 @@ def answered_without_cache(prompt: list[int], token_count: int) -> list[int]:
     return token_ids
 
 
-def main(address: str) -> None:
+def main(address: str = "127.0.0.1:7600") -> None:
     """Runs the example against the controller at `address`."""
     shared = [11, 23, 35, 47, 59, 61, 73, 85]
     prompts = {1: [*shared, 2, 4], 2: [*shared, 3, 5, 7]}
@@ -148,4 +149,4 @@ def main(address: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
