@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from prefixd.worker.attention.registry import create_backend
-from prefixd.worker.kv_groups import KvGroup, group_layers
+from prefixd.worker.kv_groups import KvGroup
 from prefixd.worker.model.forward import BlockCopy, Chunk, flatten
 from prefixd.worker.model.kv_cache import PagedKv
 from prefixd.worker.model.loaded import LoadedModel
@@ -97,6 +97,16 @@ def mixed_config(**changes: Any) -> PreTrainedConfig:
     )
 
 
+def write_mixed_model(folder: Path, *, vocabulary_size: int) -> Path:
+    """Writes `mixed_config` with random weights, the same each time, and without a tokenizer."""
+    auto_model: Any = AutoModelForCausalLM
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(4)
+        config = mixed_config(vocab_size=vocabulary_size)
+        auto_model.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    return folder
+
+
 def gpt_oss_config() -> PreTrainedConfig:
     """Sinks, windows, a mixture of experts."""
     return GptOssConfig(
@@ -123,16 +133,6 @@ def in_one_group(model: LoadedModel) -> LoadedModel:
     """The same model with one KV group, so that a sequence has one block table."""
     layer_indices = tuple(range(len(model.geometry)))
     return replace(model, groups=(KvGroup(layer_indices=layer_indices),))
-
-
-def in_kv_groups(model: LoadedModel) -> LoadedModel:
-    """The same model with a KV group for each kind of layers."""
-    config = model.network.config
-    windows = [
-        config.sliding_window if kind == "sliding_attention" else None
-        for kind in config.layer_types
-    ]
-    return replace(model, groups=group_layers(windows, model.geometry))
 
 
 def random_model(config: PreTrainedConfig, *, seed: int = 1) -> LoadedModel:

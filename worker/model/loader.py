@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
 from prefixd.worker.attention.seam import AttentionBackend
-from prefixd.worker.kv_groups import KvGroup
+from prefixd.worker.kv_groups import KvGroup, group_layers
 from prefixd.worker.lora import LoraIdentity
 from prefixd.worker.model.attention_hook import ATTENTION_NAME, attach_context, register_attention
 from prefixd.worker.model.errors import ModelRefused, ModelUnavailable
@@ -19,7 +19,7 @@ from prefixd.worker.model.guard import check_config, check_layers
 from prefixd.worker.model.loaded import LoadedModel
 from prefixd.worker.model.lora import LoraSwitch, load_adapter
 from prefixd.worker.model.numeric_probe import check_numbers
-from prefixd.worker.model.probe import probe_layers
+from prefixd.worker.model.probe import ProbedLayer, probe_layers
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
 
@@ -147,7 +147,7 @@ def _guarded(
         context=context,
         layer_indices={layer.module: index for index, layer in enumerate(layers)},
         geometry=geometry,
-        groups=(KvGroup(layer_indices=tuple(range(len(layers)))),),
+        groups=_groups_of(layers, config.max_position_embeddings),
         dtype=network.dtype,
         device=network.device,
         vocabulary_size=config.vocab_size,
@@ -157,6 +157,15 @@ def _guarded(
         lora=LoraSwitch(network, ()),
         folder=folder,
     )
+
+
+def _groups_of(layers: Sequence[ProbedLayer], context_token_count_max: int) -> tuple[KvGroup, ...]:
+    """KV groups of a model; a window as long as the context is none."""
+    windows = [
+        window if window is not None and window < context_token_count_max else None
+        for window in (layer.traits.window_token_count for layer in layers)
+    ]
+    return group_layers(windows, [layer.geometry for layer in layers])
 
 
 def _end_token_ids(network: Any, tokenizer: Any | None) -> frozenset[int]:

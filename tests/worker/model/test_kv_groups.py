@@ -23,7 +23,6 @@ from tests.support.models import (
     PagedHarness,
     eager_logits,
     eager_twin,
-    in_kv_groups,
     mixed_config,
     random_model,
     random_tokens,
@@ -60,6 +59,12 @@ def test_s23_layers_of_one_kind_form_groups(
 def test_s23_layers_of_unequal_pages_stay_one_group() -> None:
     """S23: a block id could not name one page whichever group owned it."""
     assert group_layers((7, None), ["page", "other"]) == (KvGroup(None, (0, 1)),)
+
+
+def test_s23_window_as_long_as_the_context_is_none() -> None:
+    """S23: a layer that never hides anything is one of full attention."""
+    model = random_model(mixed_config(sliding_window=512, max_position_embeddings=512))
+    assert model.groups == (KvGroup(None, tuple(range(8))),)
 
 
 @pytest.mark.parametrize(("position", "first"), [(0, 0), (19, 0), (22, 0), (23, 1), (110, 22)])
@@ -143,7 +148,7 @@ class Subject:
     """The model, its eager twin, and two prompts with a common beginning longer than the window."""
 
     def __init__(self) -> None:
-        self.model: LoadedModel = in_kv_groups(random_model(mixed_config()))
+        self.model: LoadedModel = random_model(mixed_config())
         twin: Any = eager_twin(self.model)
         self.first = random_tokens(TOKEN_COUNT, below=self.model.vocabulary_size, seed=1)
         rest = random_tokens(40, below=self.model.vocabulary_size, seed=2)

@@ -17,6 +17,7 @@ from prefixd.worker.limits import SchedulerLimits
 from prefixd.worker.lora import LoraIdentity
 from tests.support.adapters import write_adapter
 from tests.support.controller import ControllerThread, stubs
+from tests.support.models import write_mixed_model
 from tests.support.pass_runners import FaultyRunner, Wrapping
 from tests.support.tiny_model import write_tiny_model
 from tests.support.worker import (
@@ -129,7 +130,16 @@ def reload_now_and_then(client: Client, ask_number: int) -> None:
         )
 
 
-def soak(folder: Path, adapters: Path, controller: ControllerThread, asks: list[Ask]) -> None:
+ALL_OPTIONS = {"sub_block_reuse": True, "merge_duplicates": True}
+
+
+def soak(
+    folder: Path,
+    adapters: Path,
+    controller: ControllerThread,
+    asks: list[Ask],
+    pool_options: dict[str, bool] = ALL_OPTIONS,
+) -> None:
     """Asks everything twice, alone and all together, and compares."""
     loras = tuple(
         LoraIdentity(name, str(write_adapter(adapters / name, folder, seed=seed)))
@@ -148,8 +158,7 @@ def soak(folder: Path, adapters: Path, controller: ControllerThread, asks: list[
         controller=controller.address,
         pool_name="tight",
         limits=LIMITS,
-        sub_block_reuse=True,
-        merge_duplicates=True,
+        **pool_options,
     )
     runner = strict_runner(folder, block_count=TIGHT_BLOCK_COUNT, loras=loras)
     with (
@@ -191,6 +200,14 @@ def test_a_hundred_and_fifty_requests_get_their_uncached_answers(
 ) -> None:
     """Every answer is bitwise the uncached one; in the end nothing is held, all invariants hold."""
     soak(folder, tmp_path, controller, random_asks(150, seed=1))
+
+
+def test_s23_forty_requests_to_a_model_of_several_groups_get_their_uncached_answers(
+    controller: ControllerThread, tmp_path: Path
+) -> None:
+    """S23: the same with windows in most layers, and all that goes with them."""
+    folder = write_mixed_model(tmp_path / "mixed", vocabulary_size=258)
+    soak(folder, tmp_path, controller, random_asks(40, seed=3), pool_options={})
 
 
 @pytest.mark.slow
