@@ -197,7 +197,7 @@ def check_worker_installed() -> None:
     missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
     if missing:
         raise PrefixdError(
-            f"the worker needs {' and '.join(missing)}: pip install 'prefixd[worker]'"
+            f"the worker needs {' and '.join(missing)}: pip install '.[worker]' (in a checkout)"
         )
 
 

@@ -39,7 +39,11 @@ from prefixd.controller.core.limits import EVENT_BYTES_KEPT_MAX
 from prefixd.controller.logs import LOG_LEVELS, json_logger
 from prefixd.controller.server import build, serve
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
+)
 
 
 @app.command()

@@ -79,7 +79,11 @@ LIMITS_DEFAULT = SchedulerLimits()
 USAGE_ERRORS = (ConfigInvalid, LimitInvalid, AddressInvalid, TlsUnusable, LoraSourceInvalid)
 """What is wrong with options."""
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
+)
 
 
 @app.command()

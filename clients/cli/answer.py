@@ -208,7 +208,7 @@ def reload(
         output.print_json(reloaded)
         return
     typer.echo(
-        f"runs {model_version}; dropped {reloaded.dropped_block_count:,} blocks of"
+        f"runs {model_version}; dropped {output.counted(reloaded.dropped_block_count, 'block')} of"
         f" {reloaded.previous_model_version or 'the default version'}"
     )
 

@@ -51,7 +51,7 @@ def evict(
         output.print_json(found)
     else:
         typer.echo(
-            f"dropped {found.dropped_block_count:,} cached blocks,"
+            f"dropped {output.counted(found.dropped_block_count, 'cached block')},"
             f" {found.held_block_count:,} of them still held"
         )
 

@@ -191,4 +191,4 @@ def flush(
     if as_json:
         output.print_json(found)
     else:
-        typer.echo(f"dropped {found.dropped_block_count:,} cached blocks")
+        typer.echo(f"dropped {output.counted(found.dropped_block_count, 'cached block')}")

@@ -41,6 +41,11 @@ def print_line(text: str) -> None:
     print(text, flush=True)
 
 
+def counted(count: int, noun: str) -> str:
+    """A count with its noun, `1 block` or `1,091 blocks`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def print_error(message: str) -> None:
     """Prints one line on standard error."""
     print("prefixd: " + " ".join(message.split()), file=sys.stderr)
@@ -145,9 +150,11 @@ def print_fields(value: Any) -> None:
 def answer_summary(answer: Answer) -> str:
     """What an answer cost, in one line."""
     return (
-        f"{answer.prompt_token_count:,} prompt tokens, {answer.cached_token_count:,} cached; "
+        f"{counted(answer.prompt_token_count, 'prompt token')}, "
+        f"{answer.cached_token_count:,} cached; "
         f"first token after {answer.time_to_first_token_ms:,.0f} ms; "
-        f"{answer.generated_token_count:,} tokens at {answer.decode_tokens_per_second:.1f}/s; "
+        f"{counted(answer.generated_token_count, 'token')} "
+        f"at {answer.decode_tokens_per_second:.1f}/s; "
         f"{answer.finish_reason.replace('_', ' ')}"
     )
 

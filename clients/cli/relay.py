@@ -57,7 +57,7 @@ def relay(  # noqa: PLR0917 - typer fills in options by name
         from prefixd.clients.relay.vllm_events import HashForm
     except ImportError as error:
         raise PrefixdError(
-            f"{error.name} is missing; install it with: pip install 'prefixd[events]'"
+            f"{error.name} is missing; install it with: pip install '.[events]' (in a checkout)"
         ) from error
     settings = settings_of(context)
     with settings.controller(controller) as client:

@@ -1,4 +1,4 @@
 """Publishes a pool's events as vLLM does, so that KV-aware routers can follow prefixd pools.
 
-Needs pyzmq and msgpack: `pip install "prefixd[events]"`.
+Needs pyzmq and msgpack: `pip install ".[events]"` in a checkout.
 """

@@ -119,7 +119,7 @@ def ran(driver: Driver, *arguments: str) -> int:
 def test_watch_prints_a_line_per_event(driver: Driver, capsys: pytest.CaptureFixture[str]) -> None:
     """For people, and for programs with --json."""
     assert ran(driver, "evict", "3") == 0
-    assert capsys.readouterr().out == "dropped 1 cached blocks, 0 of them still held\n"
+    assert capsys.readouterr().out == "dropped 1 cached block, 0 of them still held\n"
     assert ran(driver, "watch", "--after-revision", "0", "--count", "2") == 0
     stored, removed = capsys.readouterr().out.splitlines()
     assert stored.split()[:2] == ["1", "stored"]
