@@ -3,7 +3,6 @@
 Listings are paged by id: they return at most `count` rows behind the given one.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from heapq import nsmallest
@@ -11,6 +10,7 @@ from heapq import nsmallest
 import numpy as np
 import numpy.typing as npt
 
+from prefixd.controller.core.block_map import BlockMap, block_map, start_block
 from prefixd.controller.core.errors import BlockNotFound, SequenceNotFound
 from prefixd.controller.core.messages import (
     BlockHash,
@@ -125,67 +125,6 @@ class BlockView:
     group_index: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class BlockMap:
-    """What every block of a pool is, by block id; entry 0 is the null block.
-
-    `node_at[b]` is 1 + the index in `nodes` of the node that block b stands in, 0 where it is not
-    in the index; `offset[b]` its offset there; `holder_count[b]` the tables that have it.
-    `windows` has the window groups' blocks that are held or in the index.
-    """
-
-    nodes: tuple[Node, ...]
-    start_block: tuple[int, ...]
-    node_at: IntArray
-    offset: IntArray
-    holder_count: IntArray
-    windows: Mapping[int, WindowBlock]
-
-
-def block_map(pool: Pool) -> BlockMap:
-    """Read the whole index and what the tables have beside it; costs time in proportion."""
-    state = pool.state
-    block_count = state.spec.block_count
-    node_at = np.zeros(block_count, dtype=np.int64)
-    offset = np.zeros(block_count, dtype=np.int64)
-    holder_count = np.zeros(block_count, dtype=np.int64)
-    nodes: list[Node] = []
-    start_blocks: dict[Node, int] = {}
-    for node in state.index.nodes():
-        parent = node.parent
-        start = start_blocks[parent] + parent.block_count if isinstance(parent, Node) else 0
-        start_blocks[node] = start
-        nodes.append(node)
-        block_ids = np.array(node.lane.block_ids, dtype=np.int64)
-        node_at[block_ids] = len(nodes)
-        offset[block_ids] = np.arange(len(block_ids))
-        holder_count[block_ids] = node.lane.holder_count
-    for sequence in state.sequences.values():
-        private = sequence.private_block_ids[0 if sequence.borrowed is None else 1 :]
-        own = np.array([*sequence.copies.values(), *private], dtype=np.int64)
-        holder_count[own] += 1
-    windows = _window_blocks(pool)
-    for block_id, block in windows.items():
-        holder_count[block_id] = block.holder_count
-    return BlockMap(
-        nodes=tuple(nodes),
-        start_block=tuple(start_blocks.values()),
-        node_at=node_at,
-        offset=offset,
-        holder_count=holder_count,
-        windows=windows,
-    )
-
-
-def _window_blocks(pool: Pool) -> dict[int, WindowBlock]:
-    state = pool.state
-    blocks = {block.block_id: block for block in state.windows.index.indexed()}
-    for sequence in state.sequences.values():
-        for table in sequence.window_tables.values():
-            blocks.update((block.block_id, block) for block in table.held())
-    return {int(block_id): block for block_id, block in blocks.items()}
-
-
 def pool_view(pool: Pool) -> PoolView:
     """Return a pool's accounts and counters."""
     state = pool.state
@@ -292,10 +231,13 @@ def blocks(
 ) -> tuple[BlockView, ...]:
     """List blocks with ids above `after` (0 for the first page), by id, of one state or all."""
     overview = block_map(pool)
+    starts: dict[Node, int] = {}
     candidates = np.arange(max(after, 0) + 1, pool.spec.block_count)
     if state is not None:
         candidates = candidates[_is_in_state(overview, state)[candidates]]
-    return tuple(_block_view(pool, overview, int(block_id)) for block_id in candidates[:count])
+    return tuple(
+        _block_view(pool, overview, int(block_id), starts) for block_id in candidates[:count]
+    )
 
 
 def _is_in_state(overview: BlockMap, state: BlockState) -> npt.NDArray[np.bool_]:
@@ -308,7 +250,9 @@ def _is_in_state(overview: BlockMap, state: BlockState) -> npt.NDArray[np.bool_]
     return ~is_held & (is_indexed if state is BlockState.EVICTABLE else ~is_indexed)
 
 
-def _block_view(pool: Pool, overview: BlockMap, block_id: int) -> BlockView:
+def _block_view(
+    pool: Pool, overview: BlockMap, block_id: int, starts: dict[Node, int]
+) -> BlockView:
     holder_count = int(overview.holder_count[block_id])
     at = int(overview.node_at[block_id]) - 1
     if block_id in overview.windows:
@@ -333,7 +277,7 @@ def _block_view(pool: Pool, overview: BlockMap, block_id: int) -> BlockView:
         holder_count=holder_count,
         block_hash=pool.digests.digest(node, offset) if is_published else None,
         parent_hash=pool.digests.parent_digest(node, offset) if is_published else None,
-        block_index=overview.start_block[at] + offset,
+        block_index=start_block(node, starts) + offset,
     )
 
 
@@ -357,7 +301,7 @@ def _window_view(pool: Pool, block: WindowBlock) -> BlockView:
 def block(pool: Pool, block_id: int) -> BlockView:
     """Return one block. Raises BlockNotFound unless 1 <= block_id < block_count."""
     _check_block_id(pool, block_id)
-    return _block_view(pool, block_map(pool), block_id)
+    return _block_view(pool, block_map(pool), block_id, {})
 
 
 def _check_block_id(pool: Pool, block_id: int) -> None:
