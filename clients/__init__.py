@@ -37,6 +37,7 @@ from prefixd.clients.errors import (
     CallRefused,
     DeadlinePassed,
     PrefixdError,
+    RequestInvalid,
     ServerUnreachable,
 )
 from prefixd.clients.event_stream import AsyncEventStream, EventStream
@@ -115,6 +116,7 @@ __all__ = [
     "Published",
     "Reloaded",
     "Removed",
+    "RequestInvalid",
     "Sequence",
     "SequenceTables",
     "ServerInfo",

@@ -12,6 +12,7 @@ from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.message import Message
 
 from prefixd.clients import convert, results
+from prefixd.clients.encoding import encodes
 from prefixd.v1 import admin_pb2, cache_pb2, inspect_pb2
 
 PUBLISHED_PAGE_SIZE = 1_000
@@ -36,6 +37,7 @@ def method_path(file: FileDescriptor, service: str, method: str) -> str:
     return f"/{file.services_by_name[service].full_name}/{_method(file, service, method)}"
 
 
+@encodes
 def server_info() -> Call[inspect_pb2.GetServerInfoResponse, results.ServerInfo]:
     """InspectService.GetServerInfo."""
     return Call(
@@ -46,6 +48,7 @@ def server_info() -> Call[inspect_pb2.GetServerInfoResponse, results.ServerInfo]
     )
 
 
+@encodes
 def pools(
     page_token: str, *, page_size: int
 ) -> Call[inspect_pb2.ListPoolsResponse, results.Page[results.Pool]]:
@@ -60,6 +63,7 @@ def pools(
     )
 
 
+@encodes
 def pool(pool_name: str) -> Call[inspect_pb2.GetPoolResponse, results.Pool]:
     """InspectService.GetPool."""
     return Call(
@@ -70,6 +74,7 @@ def pool(pool_name: str) -> Call[inspect_pb2.GetPoolResponse, results.Pool]:
     )
 
 
+@encodes
 def sequences(
     page_token: str, *, pool_name: str, page_size: int
 ) -> Call[inspect_pb2.ListSequencesResponse, results.Page[results.Sequence]]:
@@ -88,6 +93,7 @@ def sequences(
     )
 
 
+@encodes
 def sequence(
     *, pool_name: str, sequence_id: str
 ) -> Call[inspect_pb2.GetSequenceResponse, results.SequenceTables]:
@@ -100,6 +106,7 @@ def sequence(
     )
 
 
+@encodes
 def blocks(
     page_token: str, *, pool_name: str, state: results.BlockState | None, page_size: int
 ) -> Call[inspect_pb2.ListBlocksResponse, results.Page[results.Block]]:
@@ -121,6 +128,7 @@ def blocks(
     )
 
 
+@encodes
 def block(
     *, pool_name: str, block_id: int
 ) -> Call[inspect_pb2.GetBlockResponse, results.BlockHolders]:
@@ -133,6 +141,7 @@ def block(
     )
 
 
+@encodes
 def free_blocks(pool_name: str) -> Call[inspect_pb2.ListFreeBlocksResponse, results.FreeOrder]:
     """InspectService.ListFreeBlocks."""
     return Call(
@@ -143,6 +152,7 @@ def free_blocks(pool_name: str) -> Call[inspect_pb2.ListFreeBlocksResponse, resu
     )
 
 
+@encodes
 def match_prefix(
     *, pool_name: str, token_ids: SequenceOf[int], identity: results.Identity | None
 ) -> Call[cache_pb2.MatchPrefixResponse, results.PrefixMatch]:
@@ -158,6 +168,7 @@ def match_prefix(
     )
 
 
+@encodes
 def flush_pool(pool_name: str) -> Call[admin_pb2.FlushPoolResponse, results.Flushed]:
     """AdminService.FlushPool."""
     return Call(
@@ -168,6 +179,7 @@ def flush_pool(pool_name: str) -> Call[admin_pb2.FlushPoolResponse, results.Flus
     )
 
 
+@encodes
 def published(
     page_token: str, *, pool_name: str
 ) -> Call[inspect_pb2.ListBlocksResponse, results.Page[str]]:
@@ -187,6 +199,7 @@ def published(
     )
 
 
+@encodes
 def evict_blocks(
     pool_name: str, *, block_ids: Iterable[int], hashes_hex: Iterable[str]
 ) -> Call[admin_pb2.EvictBlocksResponse, results.Evicted]:
@@ -203,6 +216,7 @@ def evict_blocks(
     )
 
 
+@encodes
 def verify_pool(pool_name: str) -> Call[admin_pb2.VerifyPoolResponse, results.Verified]:
     """AdminService.VerifyPool."""
     return Call(

@@ -45,6 +45,10 @@ class AddressInvalid(PrefixdError):
         self.address = address
 
 
+class RequestInvalid(PrefixdError):
+    """A value is out of its field's range, or is text that cannot be sent; nothing was sent."""
+
+
 class CallRefused(PrefixdError):
     """A prefixd server refused the call and said why: `reason` is set."""
 

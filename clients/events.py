@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from prefixd.clients import results
+from prefixd.clients.encoding import encodes
 from prefixd.v1 import events_pb2
 
 
@@ -83,6 +84,7 @@ class Watched:
     with_token_ids: bool = False
 
 
+@encodes
 def watch_message(watched: Watched) -> events_pb2.WatchEventsRequest:
     """Converts what to watch."""
     return events_pb2.WatchEventsRequest(

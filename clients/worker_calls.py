@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from prefixd.clients import answers
 from prefixd.clients.calls import Call, method_path
 from prefixd.clients.convert import lora_value, named
+from prefixd.clients.encoding import encodes
 from prefixd.clients.errors import AnswerIncomplete
 from prefixd.v1 import worker_pb2
 
@@ -13,6 +14,7 @@ GENERATE_PATH = method_path(worker_pb2.DESCRIPTOR, "WorkerService", "Generate")
 """Path of the streaming call."""
 
 
+@encodes
 def worker_info() -> Call[worker_pb2.GetWorkerInfoResponse, answers.WorkerInfo]:
     """WorkerService.GetWorkerInfo."""
     return Call(
@@ -23,6 +25,7 @@ def worker_info() -> Call[worker_pb2.GetWorkerInfoResponse, answers.WorkerInfo]:
     )
 
 
+@encodes
 def count_tokens(
     prompt: answers.Prompt,
 ) -> Call[worker_pb2.CountTokensResponse, answers.TokenCount]:
@@ -35,6 +38,7 @@ def count_tokens(
     )
 
 
+@encodes
 def generate_request(
     prompt: answers.Prompt, options: answers.GenerateOptions
 ) -> worker_pb2.GenerateRequest:
@@ -61,6 +65,7 @@ def generate_request(
     )
 
 
+@encodes
 def reload_weights(
     *, model_version: str, folder: str
 ) -> Call[worker_pb2.ReloadWeightsResponse, answers.Reloaded]:
