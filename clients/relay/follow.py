@@ -38,13 +38,26 @@ class Relay:
         self._revision = 0
 
     async def run(self) -> None:
-        """Publishes until cancelled. Raises PrefixdError for a refusal that does not pass."""
+        """Publishes until cancelled; where following or replaying fails, both end.
+
+        Raises PrefixdError for a refusal that does not pass, zmq.ZMQError for a socket that failed.
+        """
         replaying = asyncio.create_task(self._publisher.serve_replay())
+        following = asyncio.create_task(self._follow_for_ever())
         try:
-            while True:
-                await self._follow_and_recover()
+            # Replay ends at once where none is offered; following only ever fails.
+            await asyncio.wait((following, replaying), return_when=asyncio.FIRST_EXCEPTION)
+            for task in (following, replaying):
+                if task.done():
+                    task.result()
         finally:
+            following.cancel()
             replaying.cancel()
+            await asyncio.gather(following, replaying, return_exceptions=True)
+
+    async def _follow_for_ever(self) -> None:
+        while True:
+            await self._follow_and_recover()
 
     async def _follow_and_recover(self) -> None:
         try:

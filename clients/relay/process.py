@@ -38,5 +38,7 @@ async def relay_pool(
             await relaying
         except asyncio.CancelledError:
             pass
+        except zmq.ZMQError as error:
+            raise PrefixdError(f"the relay's socket failed: {error}") from error
         finally:
             publisher.close()

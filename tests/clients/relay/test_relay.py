@@ -1,9 +1,11 @@
 """`prefixd relay` as consumers see it: a real SUB socket and a real replay client."""
 
+import asyncio
 import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,7 +15,10 @@ import msgpack
 import pytest
 import zmq
 
-from prefixd.clients.relay.publisher import END_OF_REPLAY
+from prefixd.clients import AsyncControllerClient, Connection
+from prefixd.clients.relay.follow import Relay
+from prefixd.clients.relay.publisher import END_OF_REPLAY, Publication, Publisher
+from prefixd.clients.relay.vllm_events import HashForm
 from prefixd.controller.config import Config
 from prefixd.v1 import admin_pb2, inspect_pb2
 from tests.support.controller import ANY_PORT, Stubs, controller_thread, stubs
@@ -186,6 +191,34 @@ def test_replay_ignores_other_requests_and_answers_the_next() -> None:
             dealer.send_multipart((b"x",))
             dealer.send_multipart((b"", (2**63).to_bytes(8, "big")))
             assert dealer.recv_multipart() == [b"", END_OF_REPLAY, b""]
+
+
+class BrokenReplay(Publisher):
+    """A publisher whose replay fails."""
+
+    async def serve_replay(self) -> None:
+        """Fails as a socket does."""
+        raise zmq.ZMQError(zmq.ENOTSOCK)
+
+
+def test_relay_ends_where_its_replay_has_failed() -> None:
+    """Consumers that wait for an answer to a replay would wait for ever."""
+
+    async def relay(address: str) -> None:
+        publisher = BrokenReplay(
+            Publication(ANY_ENDPOINT, ANY_ENDPOINT, "", 0, batches_kept_max=1), clock=time.time
+        )
+        try:
+            async with AsyncControllerClient(Connection(address)) as client:
+                running = Relay(client, publisher, pool_name="pool", form=HashForm.INT).run()
+                await asyncio.wait_for(running, TIMEOUT_S)
+        finally:
+            publisher.close()
+
+    with controller_thread() as controller, stubs(controller.address) as calls:
+        Driver(calls)
+        with pytest.raises(zmq.ZMQError):
+            asyncio.run(relay(controller.address))
 
 
 def test_relay_keeps_no_more_batches_than_told() -> None:
