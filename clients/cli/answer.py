@@ -223,6 +223,10 @@ def _talk(client: WorkerClient, conversation: Conversation, options: GenerateOpt
         except EOFError:
             print()
             return
+        except KeyboardInterrupt:
+            # The shell's prompt begins on a line of its own.
+            print()
+            raise
         if not content:
             continue
         try:

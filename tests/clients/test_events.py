@@ -16,7 +16,7 @@ from prefixd.clients import (
     Stored,
     Watched,
 )
-from prefixd.clients.cli.main import EXIT_FAILED, run
+from prefixd.clients.cli.main import EXIT_USAGE, run
 from prefixd.v1 import types_pb2
 from tests.support.controller import controller_thread, stubs
 from tests.support.driver import Driver, close_entry, open_entry
@@ -145,8 +145,8 @@ def test_evict_without_a_block_is_refused(
     driver: Driver, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One line that says so."""
-    assert ran(driver, "evict") == EXIT_FAILED
-    assert capsys.readouterr().err.startswith("prefixd: FIELD_INVALID: ")
+    assert ran(driver, "evict") == EXIT_USAGE
+    assert capsys.readouterr().err.startswith("prefixd: name blocks by id")
 
 
 def test_verify_prints_what_was_checked(driver: Driver, capsys: pytest.CaptureFixture[str]) -> None:
