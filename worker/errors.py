@@ -15,7 +15,7 @@ class WorkerError(Exception):
         reason: str,
         message: str,
         *,
-        numbers: Mapping[str, int] | None = None,
+        numbers: Mapping[str, int | float] | None = None,
         field: str = "",
     ) -> None:
         super().__init__(message)
@@ -30,7 +30,7 @@ class WorkerBroken(Exception):
 
 
 def field_invalid(
-    field: str, message: str, *, numbers: Mapping[str, int] | None = None
+    field: str, message: str, *, numbers: Mapping[str, int | float] | None = None
 ) -> WorkerError:
     """A field of a request is out of its range, malformed, or contradicts another."""
     return WorkerError("FIELD_INVALID", message, numbers=numbers, field=field)

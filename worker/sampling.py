@@ -5,7 +5,7 @@ token sampled again after a preemption, a failed step or a restart comes out the
 else shares its batch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,11 +19,14 @@ SEED_MAX = 2**64 - 1
 class SamplingInvalid(ValueError):
     """A sampling option is outside its limits; nothing was sampled."""
 
-    def __init__(self, field: str, value: object, limit: str) -> None:
+    def __init__(
+        self, field: str, value: float, limit: str, *, bounds: Mapping[str, int | float]
+    ) -> None:
         super().__init__(f"{field} is {value}, but must be {limit}")
         self.field = field
         self.value = value
         self.limit = limit
+        self.numbers = {field: value, **bounds}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +53,17 @@ class SamplingOptions:
         """Checks every limit."""
         if not 0.0 <= self.temperature <= TEMPERATURE_MAX:  # also refuses NaN
             limit = f"between 0 and {TEMPERATURE_MAX:g}"
-            raise SamplingInvalid("temperature", self.temperature, limit)
+            bounds = {"temperature_min": 0, "temperature_max": TEMPERATURE_MAX}
+            raise SamplingInvalid("temperature", self.temperature, limit, bounds=bounds)
         if self.top_k < 0:
-            raise SamplingInvalid("top_k", self.top_k, "at least 0 (0 keeps every token)")
+            limit = "at least 0 (0 keeps every token)"
+            raise SamplingInvalid("top_k", self.top_k, limit, bounds={"top_k_min": 0})
         if not 0.0 < self.top_p <= 1.0:
-            raise SamplingInvalid("top_p", self.top_p, "above 0 and at most 1")
+            bounds = {"top_p_min": 0, "top_p_max": 1}
+            raise SamplingInvalid("top_p", self.top_p, "above 0 and at most 1", bounds=bounds)
         if not 0 <= self.seed <= SEED_MAX:
-            raise SamplingInvalid("seed", self.seed, "between 0 and 2**64 - 1")
+            bounds = {"seed_min": 0, "seed_max": SEED_MAX}
+            raise SamplingInvalid("seed", self.seed, "between 0 and 2**64 - 1", bounds=bounds)
 
     @property
     def is_greedy(self) -> bool:

@@ -87,6 +87,11 @@ def _read_beam(request: worker_pb2.GenerateRequest, sample_count: int) -> BeamOp
             "beam_search.length_penalty",
             f"length_penalty is {penalty}, but must be between -{LENGTH_PENALTY_MAX:g} and"
             f" {LENGTH_PENALTY_MAX:g}",
+            numbers={
+                "length_penalty": penalty,
+                "length_penalty_min": -LENGTH_PENALTY_MAX,
+                "length_penalty_max": LENGTH_PENALTY_MAX,
+            },
         )
     for field, is_set in (
         ("sampling.temperature", request.sampling.temperature != 0),
@@ -144,7 +149,7 @@ def read_sampling(options: worker_pb2.SamplingOptions, *, random_seed: int) -> S
             seed=seed,
         )
     except SamplingInvalid as error:
-        raise field_invalid(f"sampling.{error.field}", str(error)) from error
+        raise field_invalid(f"sampling.{error.field}", str(error), numbers=error.numbers) from error
 
 
 def read_limits(

@@ -43,13 +43,20 @@ def error_code(error: WorkerError) -> grpc.StatusCode:
     return CODES.get(error.reason, grpc.StatusCode.INTERNAL)
 
 
+def _as_text(number: int | float) -> str:
+    """As the message writes it, a whole float like an integer."""
+    if isinstance(number, float) and number.is_integer():
+        return str(int(number))
+    return str(number)
+
+
 def error_status(error: WorkerError) -> Status:
     """Converts an error to a status with exactly one ErrorInfo.
 
     A field error adds a BadRequest, a passing trouble a RetryInfo.
     """
     status = Status(code=error_code(error).value[0], message=error.message)
-    metadata = {name: str(number) for name, number in error.numbers.items()}
+    metadata = {name: _as_text(number) for name, number in error.numbers.items()}
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN, metadata=metadata)
     status.details.add().Pack(info)
     if error.field:

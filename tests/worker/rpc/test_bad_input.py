@@ -151,6 +151,42 @@ def test_bad_request_is_refused_by_name(running: tuple[Client, Stubs], case: str
     assert control.inspect.GetPool(inspect_pb2.GetPoolRequest(pool_name="bad")) == before
 
 
+FLOATS_REFUSED = {
+    "temperature": (
+        sampling(temperature=101.5),
+        {"temperature": "101.5", "temperature_min": "0", "temperature_max": "100"},
+    ),
+    "no number": (
+        sampling(temperature=float("nan")),
+        {"temperature": "nan", "temperature_min": "0", "temperature_max": "100"},
+    ),
+    "top_k": (sampling(top_k=-1), {"top_k": "-1", "top_k_min": "0"}),
+    "top_p": (sampling(top_p=1.5), {"top_p": "1.5", "top_p_min": "0", "top_p_max": "1"}),
+    "length_penalty": (
+        request(beam_search=worker_pb2.BeamSearch(beam_count=2, length_penalty=10.5)),
+        {"length_penalty": "10.5", "length_penalty_min": "-10", "length_penalty_max": "10"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FLOATS_REFUSED)
+def test_every_number_of_a_refusal_stands_in_its_metadata(
+    running: tuple[Client, Stubs], case: str
+) -> None:
+    """The value and its bounds, whole or not."""
+    client, _ = running
+    bad, metadata = FLOATS_REFUSED[case]
+
+    with pytest.raises(grpc.RpcError) as caught:
+        client.generate(bad)
+
+    status = rpc_status.from_call(caught.value)
+    assert status is not None
+    info = error_details_pb2.ErrorInfo()
+    assert any(detail.Unpack(info) for detail in status.details)
+    assert dict(info.metadata) == metadata
+
+
 def field_of(error: grpc.RpcError) -> str:
     """The field that a failed call's BadRequest names."""
     status = rpc_status.from_call(error)
