@@ -8,7 +8,13 @@ import typer
 
 from prefixd.clients.cli import answer, events, inspect, options, relay, serve
 from prefixd.clients.cli.output import print_error
-from prefixd.clients.errors import AddressInvalid, DeadlinePassed, PrefixdError, ServerUnreachable
+from prefixd.clients.errors import (
+    AddressInvalid,
+    DeadlinePassed,
+    PrefixdError,
+    RequestInvalid,
+    ServerUnreachable,
+)
 from prefixd.clients.processes import ProcessEnded
 
 EXIT_FAILED = 1
@@ -65,7 +71,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         result = build()(args=list(arguments), prog_name="prefixd", standalone_mode=False)
         sys.stdout.flush()
-    except AddressInvalid as error:
+    except (AddressInvalid, RequestInvalid) as error:
         print_error(error.message)
         return EXIT_USAGE
     except (ServerUnreachable, DeadlinePassed) as error:
