@@ -232,7 +232,7 @@ def _is_still_right(
     )
     if not same_rows or layout.block_size != last_layout.block_size:
         return False
-    if not splits.equals(last_splits) or not _sees_the_same(last_layout, layout, sizes):
+    if not splits.equals(last_splits) or not _sees_the_same(last_layout, layout):
         return False
     # Only complete splits are ever read for several sequences.
     block_counts = -(-splits.complete_end * sizes.split_token_count // layout.block_size)
@@ -244,7 +244,7 @@ def _is_still_right(
     return not (moved & (np.arange(width) < block_counts[:, None])).any()
 
 
-def _sees_the_same(last_layout: PassLayout, layout: PassLayout, sizes: PlanSizes) -> bool:
+def _sees_the_same(last_layout: PassLayout, layout: PassLayout) -> bool:
     """Whether every row still sees the splits that it saw: always so for one row per sequence."""
     if int(layout.query_token_counts.max(initial=0)) <= 1:
         return True
