@@ -3,11 +3,12 @@
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -16,6 +17,11 @@ from prefixd.clients.answers import Answer
 
 PIPED_WIDTH = 200
 """Columns of a table that goes to a file or a pipe."""
+POOL_COLUMNS = (
+    *("pool", "model", "blocks", "size", "held", "evictable", "free"),
+    *("sequences", "hit rate", "driver"),
+)
+"""What `prefixd pools` shows of a pool."""
 TABLE_COLUMNS = 16
 """Block ids per row of a printed block table."""
 STATE_STYLES = {
@@ -59,29 +65,43 @@ def console() -> Console:
 
 
 def print_pools(pools: Sequence[results.Pool]) -> None:
-    """Prints pools with their accounts."""
-    table = _table("pool", "model", "blocks", "size", "held", "evictable", "free")
-    for name in ("sequences", "hit rate", "driver"):
-        table.add_column(name, no_wrap=True)
-    for pool in pools:
-        table.add_row(
-            pool.pool_name,
-            pool.model_name,
-            f"{pool.block_count - 1:,}",
-            str(pool.block_size),
-            f"{pool.held_block_count:,}",
-            f"{pool.evictable_block_count:,}",
-            f"{pool.free_block_count:,}",
-            f"{pool.sequence_count:,}",
-            f"{pool.statistics.recent_hit_rate:.1%}",
-            _driver(pool),
-        )
-    _print_or("no pools", table)
+    """Prints pools with their accounts: a row each, or a table each on a narrow terminal."""
+    accounts = [_account(pool) for pool in pools]
+    table = _table(*POOL_COLUMNS, shortened=())
+    for account in accounts:
+        table.add_row(*account)
+    screen = console()
+    wide = screen.options.update(max_width=PIPED_WIDTH)
+    if not accounts or Measurement.get(screen, wide, table).maximum <= screen.width:
+        _print_or("no pools", table)
+        return
+    for account in accounts:
+        table = Table(show_header=False)
+        for cells in zip(POOL_COLUMNS, account, strict=True):
+            table.add_row(*cells)
+        screen.print(table)
+
+
+def _account(pool: results.Pool) -> Sequence[str]:
+    """A pool's cells under POOL_COLUMNS."""
+    return (
+        pool.pool_name,
+        pool.model_name,
+        f"{pool.block_count - 1:,}",
+        str(pool.block_size),
+        f"{pool.held_block_count:,}",
+        f"{pool.evictable_block_count:,}",
+        f"{pool.free_block_count:,}",
+        f"{pool.sequence_count:,}",
+        f"{pool.statistics.recent_hit_rate:.1%}",
+        _driver(pool),
+    )
 
 
 def print_sequences(sequences: Sequence[results.Sequence]) -> None:
     """Prints open sequences."""
-    table = _table("sequence", "known", "scheduled", "written", "cached", "blocks", "notes")
+    names = ("sequence", "known", "scheduled", "written", "cached", "blocks", "notes")
+    table = _table(*names, shortened=("sequence", "notes"))
     for sequence in sequences:
         table.add_row(
             sequence.sequence_id,
@@ -120,7 +140,8 @@ def block_table(table: results.BlockTable, *, group_index: int, block_size: int)
 
 def print_blocks(blocks: Iterable[results.Block]) -> None:
     """Prints blocks by id."""
-    table = _table("block", "state", "content", "holders", "place", "group", "hash", "parent")
+    names = ("block", "state", "content", "holders", "place", "group", "hash", "parent")
+    table = _table(*names, shortened=("hash", "parent"))
     for block in blocks:
         indexed = bool(block.hash_hex)
         held = block.holder_count > 0
@@ -159,10 +180,12 @@ def answer_summary(answer: Answer) -> str:
     )
 
 
-def _table(*names: str) -> Table:
+def _table(*names: str, shortened: Collection[str]) -> Table:
+    """An empty table; on a narrow terminal the columns in `shortened` give way to the counts."""
     table = Table()
     for name in names:
-        table.add_column(name, no_wrap=True)
+        # What may not be wrapped is cut only when nothing else can give way.
+        table.add_column(name, no_wrap=name not in shortened, overflow="ellipsis")
     return table
 
 

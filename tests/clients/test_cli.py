@@ -71,6 +71,20 @@ def test_pools_prints_a_row_per_pool(capsys: Captured) -> None:
     assert "lease ends in" in output
 
 
+def test_pools_on_a_narrow_terminal_lose_no_digit(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 80 columns an account has a row per number, and nothing is cut."""
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    output = printed(capsys, "pools")
+    assert "…" not in output
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.splitlines()]
+    assert ["pool", POOL_NAME] in rows
+    assert ["blocks", str(BLOCK_COUNT - 1)] in rows
+    assert max(map(len, output.splitlines())) <= 80
+
+
 def test_pools_json_has_the_fields_of_a_pool(capsys: Captured) -> None:
     """The JSON keys are the documented field names."""
     (pool,) = printed_json(capsys, "pools")
