@@ -117,20 +117,31 @@ class Engine:
         Raises:
             WorkerError: DRAINING, CONTROLLER_UNAVAILABLE, LIMIT_EXCEEDED or SEQUENCE_EXISTS.
         """
-        self._check_open()
-        live = set(self._generations.values())
-        live_count = sum(one.sequence_count_max for one in live)
-        if live_count + generation.sequence_count_max > LIVE_SEQUENCES_MAX:
-            raise WorkerError(
-                "LIMIT_EXCEEDED",
-                f"{live_count} sequences run or wait already",
-                numbers={"live_sequence_count_max": LIVE_SEQUENCES_MAX},
-            )
+        self.check_room(generation.sequence_count_max)
         (sequence,) = generation.sequences
         self._check_name(sequence.sequence_id)
         self._generations[sequence] = generation
         self._scheduler.add(sequence)
         self._wake.set()
+
+    def check_room(self, sequence_count: int) -> None:
+        """Tells whether so many more sequences would be taken in now.
+
+        Raises:
+            WorkerError: DRAINING, CONTROLLER_UNAVAILABLE or LIMIT_EXCEEDED.
+        """
+        self._check_open()
+        live = set(self._generations.values())
+        live_count = sum(one.sequence_count_max for one in live)
+        if live_count + sequence_count > LIVE_SEQUENCES_MAX:
+            raise WorkerError(
+                "LIMIT_EXCEEDED",
+                f"{live_count} sequences run or wait already, and at most {LIVE_SEQUENCES_MAX} do",
+                numbers={
+                    "live_sequence_count": live_count,
+                    "live_sequence_count_max": LIVE_SEQUENCES_MAX,
+                },
+            )
 
     def _check_open(self) -> None:
         if self._is_draining:

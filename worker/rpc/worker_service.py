@@ -63,6 +63,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self, request: worker_pb2.GenerateRequest, _context: Context
     ) -> AsyncIterator[worker_pb2.GenerateResponse]:
         """Streams answers."""
+        # A full worker refuses at once; only what it may take in is worth tokenizing.
+        self._engine.check_room(1)
         generation = await self._factory.make(request)
         self._engine.submit(generation)
         try:

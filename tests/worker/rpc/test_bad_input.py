@@ -273,8 +273,11 @@ def test_one_answer_too_many_is_refused(tiny_folder: Path, controller: Controlle
 
         with pytest.raises(grpc.RpcError) as caught:
             client.generate(short)
+        with pytest.raises(grpc.RpcError) as unread:
+            client.generate(tokens_request([999]))
         gates[0].open()
 
+        assert error_reason(unread.value) == "LIMIT_EXCEEDED", "its prompt was read for nothing"
         assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert error_reason(caught.value) == "LIMIT_EXCEEDED"
         assert len(collect(streams[0]).token_ids) == 1
