@@ -1,9 +1,7 @@
-"""The demo's prompts, how they are asked, and what the cache must have saved."""
+"""The demo's prompts, how they are asked."""
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from itertools import takewhile
 
 from prefixd.clients.answers import Answer, ChatPrompt, GenerateOptions, Message
 from prefixd.clients.worker_client import WorkerClient
@@ -59,22 +57,7 @@ def ask_without_cache(worker: WorkerClient, question: str) -> Asked:
     return _ask(worker, question, options)
 
 
-def cached_token_count_expected(asked: Asked, earlier: Iterable[Asked], *, block_size: int) -> int:
-    """The whole blocks that a prompt has in common with what was computed before it.
-
-    At least one token is always computed: its logits begin the answer.
-    """
-    longest = max((_common_token_count(asked.prompt_token_ids, one) for one in earlier), default=0)
-    return min(longest, len(asked.prompt_token_ids) - 1) // block_size * block_size
-
-
 def _ask(worker: WorkerClient, question: str, options: GenerateOptions) -> Asked:
     with worker.stream(prompt(question), options) as stream:
         started = stream.started()
         return Asked(question, started.prompt_token_ids, stream.answer())
-
-
-def _common_token_count(token_ids: Sequence[int], other: Asked) -> int:
-    computed = (*other.prompt_token_ids, *other.answer.token_ids)
-    pairs = zip(token_ids, computed, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

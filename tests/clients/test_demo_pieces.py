@@ -9,7 +9,8 @@ from rich.console import Console
 
 from prefixd.clients.answers import Answer, FinishReason
 from prefixd.clients.demo import grpcurl, report
-from prefixd.clients.demo.scenario import Asked, cached_token_count_expected
+from prefixd.clients.demo.scenario import Asked
+from tests.support.expected_cache import cached_token_count_expected
 
 
 def asked(prompt: range | list[int], generated: tuple[int, ...] = ()) -> Asked:
@@ -27,6 +28,11 @@ def asked(prompt: range | list[int], generated: tuple[int, ...] = ()) -> Asked:
         time_to_first_token_ms=1.0,
         decode_tokens_per_second=1.0,
         preemption_count=0,
+        draft_token_count=0,
+        accepted_draft_token_count=0,
+        sample_index=0,
+        score=None,
+        prompt_logprobs=None,
     )
     return Asked("question", tuple(prompt), answer)
 

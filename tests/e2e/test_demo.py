@@ -11,6 +11,7 @@ from rich.console import Console
 from prefixd.clients.demo import grpcurl, scenario
 from prefixd.clients.demo.__main__ import LIVE_SEQUENCE_ID, Outcome, run, servers_config
 from tests.clients.test_up import lives
+from tests.support.expected_cache import cached_token_count_expected
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(400)]
 
@@ -44,7 +45,7 @@ def test_cached_tokens_are_the_whole_blocks_of_the_common_prefix(demo: Shown) ->
     """floor(common token prefix / block size) * block size, for each question (S6, S7)."""
     asked = demo.outcome.asked
     for index, one in enumerate(asked):
-        expected = scenario.cached_token_count_expected(
+        expected = cached_token_count_expected(
             one, asked[:index], block_size=demo.outcome.block_size
         )
         assert one.answer.cached_token_count == expected
