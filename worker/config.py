@@ -13,6 +13,8 @@ from prefixd.worker.rpc.listening import (
 from prefixd.worker.rpc.tls import ControllerTls, ServerTls
 
 BLOCK_SIZE_DEFAULT = 16
+BLOCK_SIZE_MAX = 4_096
+"""Most slots per block that a controller takes; more are refused before any memory is."""
 CONTROLLER_WAIT_S_DEFAULT = 30.0
 
 
@@ -46,9 +48,12 @@ class ModelConfig:
 
     def check(self) -> None:
         """Raises ConfigInvalid, naming the option and its limit."""
-        for option, value in (("--threads", self.thread_count), ("--block-size", self.block_size)):
-            if value < 1:
-                raise ConfigInvalid(f"{option} is {value}, but must be at least 1")
+        if self.thread_count < 1:
+            raise ConfigInvalid(f"--threads is {self.thread_count}, but must be at least 1")
+        if not 1 <= self.block_size <= BLOCK_SIZE_MAX:
+            raise ConfigInvalid(
+                f"--block-size is {self.block_size}, but must be 1 to {BLOCK_SIZE_MAX}"
+            )
         if self.block_count is not None and self.block_count < 2:
             raise ConfigInvalid(f"--block-count is {self.block_count}, but must be at least 2")
         names = [lora.name for lora in self.loras]

@@ -103,6 +103,7 @@ def test_told_to_end_it_ends_cleanly(
     [
         (["--attention-backend", "none"], 2, "attention backend 'none' is unknown"),
         (["--block-size", "0"], 2, "--block-size is 0"),
+        (["--block-size", "4097"], 2, "--block-size is 4097, but must be 1 to 4096"),
         (["--block-count", "1"], 2, "--block-count is 1"),
         (["--token-budget", "3"], 2, "token_budget is 3"),
         (["--device", "abacus"], 2, "device 'abacus'"),
