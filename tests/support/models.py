@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +22,13 @@ from transformers import (
 )
 
 from prefixd.worker.attention.registry import create_backend
+from prefixd.worker.attention.seam import AttentionBackend
 from prefixd.worker.kv_groups import KvGroup
 from prefixd.worker.model.forward import BlockCopy, Chunk, flatten
+from prefixd.worker.model.guard import check_config
 from prefixd.worker.model.kv_cache import PagedKv
 from prefixd.worker.model.loaded import LoadedModel
-from prefixd.worker.model.loader import load_random
+from prefixd.worker.model.loader import load_folder
 from prefixd.worker.model.runner import ModelRunner
 
 CPU = torch.device("cpu")
@@ -135,16 +138,28 @@ def in_one_group(model: LoadedModel) -> LoadedModel:
     return replace(model, groups=(KvGroup(layer_indices=layer_indices),))
 
 
+def load_random(
+    config: PreTrainedConfig, *, name: str, seed: int, backend: AttentionBackend
+) -> LoadedModel:
+    """A model with random weights, the same for the same seed, as the loader takes it from disk.
+
+    Raises:
+        ModelRefused: by the loader's guard.
+    """
+    auto_model: Any = AutoModelForCausalLM
+    check_config(config, model_name=name)  # some that it refuses cannot be made at all
+    with tempfile.TemporaryDirectory() as folder, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = auto_model.from_config(config, dtype=torch.float32, attn_implementation="eager")
+        network.save_pretrained(folder)
+        return load_folder(
+            Path(folder), name=name, backend=backend, device=CPU, dtype=torch.float32
+        )
+
+
 def random_model(config: PreTrainedConfig, *, seed: int = 1) -> LoadedModel:
     """A tiny model with paged attention, in float32."""
-    return load_random(
-        config,
-        name=config.model_type,
-        seed=seed,
-        backend=create_backend("torch"),
-        device=CPU,
-        dtype=torch.float32,
-    )
+    return load_random(config, name=config.model_type, seed=seed, backend=create_backend("torch"))
 
 
 def eager_twin(model: LoadedModel) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from prefixd.worker.attention.seam import AttentionBackend
 from prefixd.worker.kv_groups import KvGroup, group_layers
@@ -79,28 +79,6 @@ def with_adapters(model: LoadedModel, identities: Sequence[LoraIdentity]) -> Loa
     assert not model.lora.identities, "adapters are attached once"
     adapters = [load_adapter(one, model.network, dtype=model.dtype) for one in identities]
     return replace(model, lora=LoraSwitch(model.network, adapters))
-
-
-def load_random(
-    config: PreTrainedConfig,
-    *,
-    name: str,
-    seed: int,
-    backend: AttentionBackend,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> LoadedModel:
-    """Makes a model with random weights, the same for the same seed, without a tokenizer.
-
-    Raises:
-        ModelRefused: by the guard.
-    """
-    register_attention()
-    check_config(config, model_name=name)
-    with _refusing(name), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        network = _AUTO_MODEL.from_config(config, dtype=dtype, attn_implementation=ATTENTION_NAME)
-    return _guarded(network.to(device), None, name=name, backend=backend, folder=None)
 
 
 def _load_tokenizer(folder: Path, *, model_name: str) -> Any | None:

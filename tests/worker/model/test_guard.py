@@ -15,10 +15,17 @@ from prefixd.worker.attention.registry import create_backend
 from prefixd.worker.attention.sdpa import SdpaBackend
 from prefixd.worker.attention.seam import AttentionBackend, AttentionPlan, LayerTraits
 from prefixd.worker.model.errors import ModelRefused, ModelUnavailable
-from prefixd.worker.model.loader import load_folder, load_random
+from prefixd.worker.model.loader import load_folder
 from prefixd.worker.model.numeric_probe import reduced_config
 from tests.support.backends import every_backend
-from tests.support.models import CONFIGS, CPU, gpt_oss_config, llama_config, random_model
+from tests.support.models import (
+    CONFIGS,
+    CPU,
+    gpt_oss_config,
+    llama_config,
+    load_random,
+    random_model,
+)
 
 _SMALL: dict[str, Any] = {
     "vocab_size": 128,
@@ -224,9 +231,7 @@ class _WithoutSoftcap(SdpaBackend):
 
 
 def _load(config: Any, backend: AttentionBackend) -> Any:
-    return load_random(
-        config, name="subject", seed=1, backend=backend, device=CPU, dtype=torch.float32
-    )
+    return load_random(config, name="subject", seed=1, backend=backend)
 
 
 def _load_folder(folder: Path) -> Any:
