@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
+from prefixd.worker.engine_statistics import EngineStatistics
 from prefixd.worker.errors import (
     WorkerError,
     controller_unavailable,
@@ -32,17 +32,6 @@ from prefixd.worker.step import Applied, CloseReason, PassPlan, PlannedChunk, Re
 
 VERSION_RETRY_S = 0.1
 """How soon the controller is told of new weights again, where it could not be told."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStatistics:
-    """What the engine has done since its start, and what it is doing."""
-
-    running_sequence_count: int
-    waiting_sequence_count: int
-    prefill_token_count: int
-    decode_token_count: int
-    preemption_count: int
 
 
 class Engine:
@@ -97,6 +86,7 @@ class Engine:
         self._failed_step_id = 0
         self._failure_count = 0
         self._is_confirmation_due = False
+        self._has_given_up = True  # on the controller: nobody waits for one that never was there
         self._prefill_token_count = 0
         self._decode_token_count = 0
 
@@ -125,14 +115,9 @@ class Engine:
         self._wake.set()
 
     def check_room(self, sequence_count: int) -> None:
-        """Tells whether so many more sequences would be taken in now.
-
-        Raises:
-            WorkerError: DRAINING, CONTROLLER_UNAVAILABLE or LIMIT_EXCEEDED.
-        """
+        """Raises DRAINING, CONTROLLER_UNAVAILABLE or LIMIT_EXCEEDED unless so many more fit now."""
         self._check_open()
-        live = set(self._generations.values())
-        live_count = sum(one.sequence_count_max for one in live)
+        live_count = sum(one.sequence_count_max for one in set(self._generations.values()))
         if live_count + sequence_count > LIVE_SEQUENCES_MAX:
             raise WorkerError(
                 "LIMIT_EXCEEDED",
@@ -146,7 +131,8 @@ class Engine:
     def _check_open(self) -> None:
         if self._is_draining:
             raise draining()
-        if not self._client.is_ready:
+        # A connection that breaks is back in a moment: new requests wait for it as running ones do.
+        if self._has_given_up and not self._client.is_ready:
             raise controller_unavailable("the worker has no controller at the moment; try again")
 
     def _check_name(self, name: str) -> None:
@@ -245,12 +231,14 @@ class Engine:
         """Running answers wait for a controller that went away, but not for ever."""
         while True:
             await self._client.ready()
+            self._has_given_up = False
             # An idle engine learns of a new epoch only when it is woken.
             self._wake.set()
             await self._client.lost()
             try:
                 await asyncio.wait_for(self._client.ready(), self._controller_wait_s)
             except TimeoutError:
+                self._has_given_up = True
                 self._log.error("controller_lost", answer_count=len(self._generations))
                 self._fail_all(
                     controller_unavailable("the controller went away and did not come back in time")

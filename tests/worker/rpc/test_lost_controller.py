@@ -7,6 +7,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2
 
 from prefixd.v1 import inspect_pb2
 from prefixd.worker.execution import PassRunner
@@ -21,6 +22,7 @@ from tests.support.pass_runners import CuttingRunner, FaultyRunner, GatedRunner,
 from tests.support.proxy import proxy
 from tests.support.worker import (
     WorkerThread,
+    collect,
     error_reason,
     strict_runner,
     tokens_request,
@@ -102,6 +104,25 @@ def test_lost_lease_costs_no_answer(
         assert answers == expected
         assert client.info().epoch != epoch
         assert any(event["event"] == "epoch_ended" for event in worker.log_events)
+
+
+def test_request_that_comes_while_the_connection_is_broken_waits_for_it(
+    tiny_folder: Path, controller: ControllerThread, expected: list[tuple[int, ...]]
+) -> None:
+    """A short break refuses nobody: the answer begins when the session is back."""
+    runner = strict_runner(tiny_folder, block_count=256)
+    check = health_pb2.HealthCheckRequest()
+    serving = health_pb2.HealthCheckResponse.SERVING
+    with (
+        proxy(controller.address) as between,
+        worker_thread(tiny_config(between.address), runner) as (_, client),
+    ):
+        between.pause()
+        wait_until(lambda: client.health.Check(check).status != serving)
+        stream = client.worker.Generate(tokens_request(PROMPTS[0], **FIELDS))
+        wait_until(lambda: client.info().waiting_sequence_count == 1)
+        between.resume()
+        assert collect(stream).token_ids == expected[0]
 
 
 def test_second_worker_waits_for_a_pool_that_is_driven(
