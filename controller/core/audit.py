@@ -15,7 +15,7 @@ INVARIANTS = (
     "a published block's parent is published",
     "descendants are handed out before their ancestors",
     "pending blocks belong to unconfirmed steps",
-    "copies are known to the tables that have them",
+    "twins are known to the tables that have them",
     "published blocks have digests, and digests equal their content's",
     "counters equal what they count",
 )

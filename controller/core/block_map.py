@@ -47,7 +47,7 @@ def block_map(pool: Pool) -> BlockMap:
     holder_count[block_ids] = np.repeat(holder_counts, lengths)
     own: list[int] = []
     for sequence in state.sequences.values():
-        own.extend(sequence.copies.values())
+        own.extend(sequence.twins.values())
         own.extend(sequence.private_block_ids[0 if sequence.borrowed is None else 1 :])
     holder_count += np.bincount(np.array(own, dtype=np.int64), minlength=block_count)
     windows = _window_blocks(pool)

@@ -11,7 +11,7 @@ from prefixd.controller.core.state import PoolState
 
 
 def complete_blocks(state: PoolState, sequence: Sequence, step_id: StepId) -> None:
-    """Let a sequence's newly full blocks enter the index, or become private copies (S10, S15)."""
+    """Let a sequence's newly full blocks enter the index, or become twins (S10, S15)."""
     columns = state.columns
     row = sequence.row
     ready_count = min(int(columns.known[row]), int(columns.scheduled[row]))
@@ -44,7 +44,7 @@ def enter_blocks(state: PoolState, sequence: Sequence, runs: list[WrittenRun]) -
         if node is None:
             index.add_node(sequence, _pop_private(sequence, end - start), runs)
             return
-        state.twins.add_copy(sequence, node, _pop_private(sequence, 1)[0])
+        state.twins.add_twin(sequence, node, _pop_private(sequence, 1)[0])
 
 
 def enter_next_block(state: PoolState, sequence: Sequence, end: int, step_id: StepId) -> bool:
@@ -73,8 +73,8 @@ def _may_extend_leaf(sequence: Sequence) -> bool:
         leaf is not None
         and leaf.lane.holder_count == 1
         and not leaf.children
-        and not leaf.lane.copies
-        and sequence.indexed_count - 1 not in sequence.copies
+        and not leaf.lane.twins
+        and sequence.indexed_count - 1 not in sequence.twins
     )
 
 

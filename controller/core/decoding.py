@@ -168,7 +168,7 @@ def _decode_late(
 ) -> array[int]:
     """Take the rows' new blocks and let full ones enter the index, row by row.
 
-    Some full blocks were written by earlier steps: as copies they may take a place, and free the
+    Some full blocks were written by earlier steps: as twins they may take a place, and free the
     block that had it, which a later row gets.
     """
     completes = advance(state, entry, rows, needs_block=needs_block, step_id=step.step_id)

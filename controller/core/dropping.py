@@ -26,7 +26,7 @@ class Dropped:
 def drop_named(state: PoolState, *, block_ids: Set[int], digests: Set[bytes]) -> Dropped:
     """Drop the places of blocks and of published digests, with everything behind them (S19).
 
-    A private copy of an indexed block names its place too (S15); any other block outside the index
+    A twin of an indexed block names its place too (S15); any other block outside the index
     names nothing. Reads the whole index.
     """
     named = [
@@ -44,7 +44,7 @@ def drop_named(state: PoolState, *, block_ids: Set[int], digests: Set[bytes]) ->
     for node in reversed(dropped):
         _drop_node(state, node)
     dropped_block_ids = {
-        block_id for node in dropped for block_id in (*node.lane.block_ids, *_copies(node))
+        block_id for node in dropped for block_id in (*node.lane.block_ids, *_twins(node))
     }
     for block in windows:
         state.windows.forget(block)
@@ -93,7 +93,7 @@ def _first_named(
     state: PoolState, node: Node, block_ids: Set[int], digests: Set[bytes]
 ) -> int | None:
     lane = node.lane
-    if any(copy.block_id in block_ids for copy in lane.copies):
+    if any(twin.block_id in block_ids for twin in lane.twins):
         return 0
     offsets = [at for at, block_id in enumerate(lane.block_ids) if block_id in block_ids]
     if digests:
@@ -113,8 +113,8 @@ def _split_off(state: PoolState, node: Node, offset: int) -> None:
         state.index.split(node, offset)
 
 
-def _copies(node: Node) -> Iterator[int]:
-    return (copy.block_id for copy in node.lane.copies)
+def _twins(node: Node) -> Iterator[int]:
+    return (twin.block_id for twin in node.lane.twins)
 
 
 def _subtree(node: Node) -> Iterator[Node]:
@@ -157,5 +157,5 @@ def _leave_dropped(
     sequence.private_block_ids = array("q", table[start:].tolist())
     sequence.leaf = top.parent if isinstance(top.parent, Node) else None
     sequence.indexed_count = start
-    sequence.copies = {at: block for at, block in sequence.copies.items() if at < start}
+    sequence.twins = {at: block for at, block in sequence.twins.items() if at < start}
     sequence.uncacheable = True

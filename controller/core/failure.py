@@ -25,11 +25,11 @@ def cut_unwritten(state: PoolState, *, now_ms: int) -> tuple[CutSequence, ...]:
     )
     for lane in list(index.pending_lanes):
         assert lane.holder_count == 0
-        assert not lane.copies
+        assert not lane.twins
         assert lane.published_count == 0
         index.remove_node(lane.node)
     index.pending_count = 0
-    # What is left of the copies is written, and its places are held and published.
+    # What is left of the twins is written, and its places are held and published.
     state.twins.unsettled.clear()
     state.windows.index.pending.clear()
     return cut_sequences
@@ -57,12 +57,12 @@ def _free_idle_pending(state: PoolState) -> None:
 
 
 def _published_count(state: PoolState, sequence: Sequence) -> int:
-    """Count the leading published blocks of a table; an own written copy counts too."""
+    """Count the leading published blocks of a table; an own written twin counts too."""
     block_size = state.spec.block_size
     written_count = int(state.columns.written[sequence.row])
     published_count = sequence.indexed_count
     for node, start in sequence.path():
-        if start in sequence.copies:
+        if start in sequence.twins:
             is_published = written_count >= (start + 1) * block_size
         else:
             is_published = not node.lane.pending
@@ -95,8 +95,8 @@ def _cut_table(state: PoolState, sequence: Sequence, *, now_ms: int) -> CutSeque
         if start < kept_count:
             break
         lane = node.lane
-        if start in sequence.copies:
-            own_block_id = state.twins.drop_copy(sequence, lane, start)
+        if start in sequence.twins:
+            own_block_id = state.twins.drop_twin(sequence, lane, start)
             if state.twins.leave_table(own_block_id):
                 uncached.append(own_block_id)
             if state.windows.count and lane.is_linked:

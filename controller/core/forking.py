@@ -138,7 +138,7 @@ def _share_blocks(state: PoolState, child: Sequence, parent: Sequence, *, token_
     block_count = full_count + (rest > 0)
     # The path of an uncacheable parent may be shorter than its full blocks.
     state.index.hold_path(child, parent, block_count=min(full_count, parent.indexed_count))
-    state.twins.share_copies(child, parent)
+    state.twins.share_twins(child, parent)
     if block_count > child.indexed_count:
         _share_private(state, child, parent, block_count=block_count)
     state.windows.share(child, parent, token_count=token_count)
@@ -156,7 +156,7 @@ def _share_private(
     twins = state.twins
     block_index = child.indexed_count
     if block_index < parent.indexed_count:
-        own_block_id = parent.copies.get(block_index)
+        own_block_id = parent.twins.get(block_index)
         if own_block_id is None:
             child.borrowed = state.index.lend(parent, block_index)
             child.private_block_ids = array("q", child.borrowed.block_ids)

@@ -130,7 +130,7 @@ class PrefixIndex:
     def hold_path(self, child: Sequence, parent: Sequence, *, block_count: int) -> None:
         """Put the first blocks of a parent's path into its fork's table.
 
-        The holder counts rise, own copies aside: those are not the lane's blocks.
+        The holder counts rise, own twins aside: those are not the lane's blocks.
         """
         for node, start in list(parent.path()):
             if start >= block_count:
@@ -140,7 +140,7 @@ class PrefixIndex:
                 held = self.split(node, block_count - start)
             if child.leaf is None:
                 child.leaf = held
-            if start not in parent.copies:
+            if start not in parent.twins:
                 held.lane.holder_count += 1
         child.indexed_count = block_count
 
@@ -190,8 +190,8 @@ class PrefixIndex:
             or child.lane.withheld != lane.withheld
             or child.lane.read_step_id != lane.read_step_id
             or lane.pending
-            or lane.copies
-            or child.lane.copies
+            or lane.twins
+            or child.lane.twins
         ):
             return
         self._order.absorb(lane, absorbed=child.lane)
@@ -325,7 +325,7 @@ class PrefixIndex:
         self._events.store(lane.node, start=start, end=end)
 
     def publish_whole(self, lane: Lane) -> None:
-        """Publish a pending one-block lane whose place a written copy has taken."""
+        """Publish a pending one-block lane whose place a written twin has taken."""
         assert lane.published_count == 0
         lane.pending = []
         self._publish_up_to(lane, lane.node.block_count)

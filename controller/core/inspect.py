@@ -207,7 +207,7 @@ def _written_count(pool: Pool, sequence: Sequence) -> int:
     columns = pool.state.columns
     joined_block_count = 0
     for node, start in reversed(list(sequence.path())):
-        if start in sequence.copies:
+        if start in sequence.twins:
             break
         joined_block_count = start + node.lane.published_count
         if node.lane.pending:

@@ -33,7 +33,7 @@ def check(pool: Pool) -> None:
         if borrowed is not None:
             path_holders[borrowed] += 1
         for node, start in sequence.path():
-            if start not in sequence.copies:
+            if start not in sequence.twins:
                 path_holders[node.lane] += 1
     nodes = list(state.index.nodes())
     for node in nodes:
@@ -133,8 +133,8 @@ def _check_sequence(state: PoolState, sequence: Sequence) -> None:
             )
     _require(covered == sequence.indexed_count, f"{name} stands inside a node")
     _require(
-        set(sequence.copies) <= set(range(sequence.indexed_count)),
-        f"{name} has copies beyond its path",
+        set(sequence.twins) <= set(range(sequence.indexed_count)),
+        f"{name} has twins beyond its path",
     )
     _check_tail(state, sequence)
 
@@ -185,15 +185,15 @@ def _check_node(state: PoolState, node: Node) -> None:
     steps = [run.step_id for run in lane.pending]
     _require(steps == sorted(set(steps)), "pending runs are not in the order of their steps")
     _require(all(step_id > state.log.settled_id for step_id in steps), "an executed run is pending")
-    _require(not lane.copies or node.block_count == 1, "a place with copies is not alone")
-    for copy in lane.copies:
+    _require(not lane.twins or node.block_count == 1, "a place with twins is not alone")
+    for twin in lane.twins:
         _require(
-            copy.sequence.copies.get(copy.block_index) == copy.block_id,
-            "a copy is unknown to its table",
+            twin.sequence.twins.get(twin.block_index) == twin.block_id,
+            "a twin is unknown to its table",
         )
         _require(
-            not state.twins.is_written(copy) or (lane.holder_count > 0 and not lane.pending),
-            "a written copy has not taken an idle or unwritten place",
+            not state.twins.is_written(twin) or (lane.holder_count > 0 and not lane.pending),
+            "a written twin has not taken an idle or unwritten place",
         )
 
 
@@ -211,7 +211,7 @@ def _check_free_order(state: PoolState) -> None:
                 "an idle parent would be evicted before its idle child",
             )
             _require(
-                child in seen or bool(segment.copies),
+                child in seen or bool(segment.twins),
                 "an idle parent has a held child",
             )
 
@@ -235,9 +235,9 @@ def _check_counts(state: PoolState, nodes: list[Node]) -> None:
         == {
             node.lane
             for node in nodes
-            if any(not state.twins.is_written(copy) for copy in node.lane.copies)
+            if any(not state.twins.is_written(twin) for twin in node.lane.twins)
         },
-        "the unsettled lanes are not the lanes with unwritten copies",
+        "the unsettled lanes are not the lanes with unwritten twins",
     )
     merging = state.spec.merge_duplicates
     _require(
@@ -245,9 +245,9 @@ def _check_counts(state: PoolState, nodes: list[Node]) -> None:
         or all(
             node.lane in state.twins.unmerged
             for node in nodes
-            if any(state.twins.is_written(copy) for copy in node.lane.copies)
+            if any(state.twins.is_written(twin) for twin in node.lane.twins)
         ),
-        "a written copy is not going to be merged",
+        "a written twin is not going to be merged",
     )
     for root in index.roots.values():
         _require(bool(root.children), "a root has no children")

@@ -79,7 +79,7 @@ class PoolSpec:
     """What a driver registers.
 
     `sub_block_reuse`: a match may end inside a block, whose matched tokens are copied.
-    `merge_duplicates`: written copies of published blocks are given up, and tables repointed.
+    `merge_duplicates`: written twins of published blocks are given up, and tables repointed.
     """
 
     pool_name: str

@@ -25,11 +25,11 @@ _Run = TypeVar("_Run", bytearray, "array[int]")
 
 
 @dataclass(frozen=True, slots=True)
-class PrivateCopy:
+class Twin:
     """A block equal to an indexed one that stands in a sequence's table (S15).
 
-    Forks that share the block have a copy each. `serial` ascends with the time at which the block
-    became a copy.
+    Forks that share the block have a twin each. `serial` ascends with the time at which the block
+    became a twin.
     """
 
     sequence: Sequence
@@ -51,19 +51,19 @@ class Lane(CachedRun):
 
     Invariants: blocks [0, published_count) are written, the `pending` runs cover the others in
     ascending order of steps; the lane is linked in the free order exactly while `holder_count` is
-    0; `holder_count` counts the tables that have these very blocks, copies are counted apart; a
-    lane with copies is one block long, and none of its copies is written while it is linked or
+    0; `holder_count` counts the tables that have these very blocks, twins are counted apart; a
+    lane with twins is one block long, and none of its twins is written while it is linked or
     unwritten. `read_step_id` is the last step that a reader of it was planned and closed in.
     """
 
     __slots__ = (
-        "copies",
         "holder_count",
         "last_use_ms",
         "node",
         "pending",
         "published_count",
         "read_step_id",
+        "twins",
     )
 
     def __init__(self, node: Node, block_ids: array[int]) -> None:
@@ -72,7 +72,7 @@ class Lane(CachedRun):
         self.holder_count = 0
         self.published_count = 0
         self.pending: list[PendingRun] = []
-        self.copies: list[PrivateCopy] = []
+        self.twins: list[Twin] = []
         self.last_use_ms = 0
         self.read_step_id = StepId(0)
 
@@ -134,7 +134,7 @@ def split(node: Node, block_count: int, *, block_bytes: int, digest_size: int) -
     """
     lane = node.lane
     assert 0 < block_count < node.block_count
-    assert not lane.copies
+    assert not lane.twins
     upper = Node(
         node.parent,
         key=node.key,
@@ -187,7 +187,7 @@ def _clipped_runs(lane: Lane, block_count: int) -> list[PendingRun]:
 
 
 def merge_child(node: Node, child: Node, *, digest_size: int) -> None:
-    """Append the only child of a published node to it; both are idle and without copies."""
+    """Append the only child of a published node to it; both are idle and without twins."""
     lane = node.lane
     offset = node.block_count
     assert lane.published_count == offset

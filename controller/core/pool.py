@@ -134,7 +134,7 @@ class Pool:
     def _execute(self, executed_step_id: StepId) -> None:
         state = self._state
         for step_id in state.log.execute(executed_step_id):
-            # What is published first stands when a copy behind it takes a place (S25).
+            # What is published first stands when a twin behind it takes a place (S25).
             state.index.publish(step_id)
             state.windows.index.publish(step_id)
             state.twins.settle()
@@ -227,7 +227,7 @@ class Pool:
         for sequence in state.sequences.values():
             table = sequence.table()
             sequence.private_block_ids = array("q", table.tolist())
-            sequence.copies.clear()
+            sequence.twins.clear()
             sequence.borrowed = None
             sequence.leaf = None
             sequence.indexed_count = 0

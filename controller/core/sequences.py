@@ -29,7 +29,7 @@ _Value = TypeVar("_Value", bound=np.generic)
 class Sequence:
     """One open sequence and its block table.
 
-    The table is the path from the root to `leaf` (`indexed_count` blocks; a place in `copies` has
+    The table is the path from the root to `leaf` (`indexed_count` blocks; a place in `twins` has
     the sequence's own block instead of the indexed one), then `private_block_ids`. Positions stand
     in row `row` of the columns. `full_tokens` packs the known tokens of all full blocks; those of
     the last partial block stand in the tail column. A fork may have taken over the leading tokens
@@ -45,7 +45,6 @@ class Sequence:
     __slots__ = (
         "borrowed",
         "cached_count",
-        "copies",
         "full_tokens",
         "handle",
         "identity",
@@ -60,6 +59,7 @@ class Sequence:
         "row",
         "sequence_id",
         "skip_cache_read",
+        "twins",
         "uncacheable",
         "window_entered_count",
         "window_place",
@@ -87,7 +87,7 @@ class Sequence:
         self.uncacheable = False
         self.leaf: Node | None = None
         self.indexed_count = 0
-        self.copies: dict[int, int] = {}
+        self.twins: dict[int, int] = {}
         self.private_block_ids: array[int] = array("q")
         self.borrowed: Lane | None = None
         self.full_tokens = bytearray()
@@ -128,7 +128,7 @@ class Sequence:
         """Return the block table."""
         parts = [array("q", self.private_block_ids)]
         for node, start in self.path():
-            own = self.copies.get(start) if self.copies else None
+            own = self.twins.get(start) if self.twins else None
             parts.append(node.lane.block_ids if own is None else array("q", [own]))
         return np.concatenate([np.array(part, dtype=np.int64) for part in reversed(parts)])
 

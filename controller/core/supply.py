@@ -68,7 +68,7 @@ class Supply:
             count = min(missing_count, len(segment.block_ids))
             self._statistics.count_eviction(age_ms=now_ms - segment.last_use_ms, block_count=count)
             order.shrink(segment, count)
-            if segment.copies:
+            if segment.twins:
                 taken.append(self._twins.replace(segment))
             else:
                 taken.extend(self._index.evict_tail(segment, count))
@@ -89,10 +89,10 @@ class Supply:
         for node, start in list(sequence.path()):
             lane = node.lane
             if is_read:
-                # The place of an own copy too: what follows it must not outlive it (S19).
+                # The place of an own twin too: what follows it must not outlive it (S19).
                 lane.read_step_id = step_id
-            if start in sequence.copies:
-                own_block_id = self._twins.drop_copy(sequence, lane, start)
+            if start in sequence.twins:
+                own_block_id = self._twins.drop_twin(sequence, lane, start)
                 self._leave_table(own_block_id, uncached, is_read=is_read)
                 if lane.is_linked:
                     self._order.remove(lane)
@@ -155,7 +155,7 @@ class Supply:
             return
         indexed_block_id = lane.block_ids[0]
         was_read = lane.read_step_id == step_id
-        if lane.copies and self._twins.pass_on(lane):
+        if lane.twins and self._twins.pass_on(lane):
             uncached.append(indexed_block_id)
             if was_read:
                 self._read_block_ids.add(indexed_block_id)
@@ -197,11 +197,11 @@ class Supply:
     def _outlive(self, sequence: Sequence, *, now_ms: int, step_id: StepId, is_read: bool) -> None:
         """Move the idle places of a path behind what has become idle after it (S19).
 
-        They are those of which the sequence has a copy of its own: it holds the others.
+        They are those of which the sequence has a twin of its own: it holds the others.
         """
         for node, start in list(sequence.path()):
             lane = node.lane
-            if start in sequence.copies and lane.is_linked:
+            if start in sequence.twins and lane.is_linked:
                 if is_read:
                     lane.read_step_id = step_id
                 self._order.remove(lane)

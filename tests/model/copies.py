@@ -68,7 +68,7 @@ class NaiveCopies(NaivePool):
             above = self.index.get(place[:-1])
             if above is None or self.is_written(above):
                 continue
-            twins = [above, *self.copies_of(place[:-1])]
+            twins = [above, *self.twins_of(place[:-1])]
             step_id = min(self.step_of_block[twin] for twin in twins)
             block = self.index[place]
             self.step_of_block[block] = max(self.step_of_block[block], step_id)

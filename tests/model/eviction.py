@@ -5,15 +5,15 @@ from tests.model.naive import NaivePool
 
 
 def evict(pool: NaivePool, blocks: set[BlockId]) -> tuple[int, int]:
-    """Takes named blocks, or the places of named copies, out of the index with all that is
+    """Takes named blocks, or the places of named twins, out of the index with all that is
     behind them (S19); sequences that have some share nothing more. Returns how many were
     dropped, and how many of these are held."""
     named = {place for place, block in pool.index.items() if block in blocks}
-    named |= {pool.place_of_copy(copy) for copy in pool.copy_blocks if copy in blocks}
+    named |= {pool.place_of_twin(twin) for twin in pool.twin_blocks if twin in blocks}
     doomed = [place for place in pool.index if any(place[: len(top)] == top for top in named)]
     doomed_blocks = {pool.index[place] for place in doomed}
     for place in doomed:
-        doomed_blocks.update(pool.copies_of(place))
+        doomed_blocks.update(pool.twins_of(place))
     held = sum(pool.index[place] in pool.reference_counts() for place in doomed)
     for sequence in pool.sequences.values():
         at = [index for index, block in enumerate(sequence.table) if block in doomed_blocks]
@@ -24,5 +24,5 @@ def evict(pool: NaivePool, blocks: set[BlockId]) -> tuple[int, int]:
         del pool.index[place]
     for block in doomed_blocks:
         del pool.step_of_block[block]
-    pool.copy_blocks = [copy for copy in pool.copy_blocks if copy not in doomed_blocks]
+    pool.twin_blocks = [twin for twin in pool.twin_blocks if twin not in doomed_blocks]
     return len(doomed), held

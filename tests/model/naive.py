@@ -31,8 +31,8 @@ class NaivePool:
     """Blocks, index, free order and open sequences.
 
     `index` maps a place to the one block that stands for it. `step_of_block` says which step writes
-    a complete block: one of the index or a copy; a block of the index is published once that step
-    has been executed. `copy_blocks` are the copies, oldest first. `working_step_ids` are the steps
+    a complete block: one of the index or a twin; a block of the index is published once that step
+    has been executed. `twin_blocks` are the twins, oldest first. `working_step_ids` are the steps
     that scheduled or copied something. `busy_blocks` are read, written or copied by the step that
     is being applied; of these, `left_blocks` were read by a sequence that the step closed or that
     copied them, `target_blocks` are copied into.
@@ -50,7 +50,7 @@ class NaivePool:
         self.sequences: dict[Handle, NaiveSequence] = {}
         self.index: dict[Place, BlockId] = {}
         self.step_of_block: dict[BlockId, int] = {}
-        self.copy_blocks: list[BlockId] = []
+        self.twin_blocks: list[BlockId] = []
         self.applied_step_id = 0
         self.executed_step_id = 0
         self.settled_step_id = 0
@@ -175,10 +175,10 @@ class NaivePool:
         return taken
 
     def _evict(self, place: Place) -> None:
-        copies = self.copies_of(place)
-        if copies:
+        twins = self.twins_of(place)
+        if twins:
             del self.step_of_block[self.index[place]]
-            self._index_copy(place, self.oldest(copies))
+            self._index_twin(place, self.oldest(twins))
         else:
             self.drop(place)
 
@@ -208,25 +208,25 @@ class NaivePool:
         other = self.index.setdefault(place, own)
         if other == own:
             return
-        if own not in self.copy_blocks:
-            self.copy_blocks.append(own)
+        if own not in self.twin_blocks:
+            self.twin_blocks.append(own)
         if not self.is_written(own):
             return
         if other in self.free:
-            self._index_copy(place, own)
+            self._index_twin(place, own)
             self.free.remove(other)
             self.free.insert(0, other)
             del self.step_of_block[other]
         elif not self.is_written(other):
-            self._index_copy(place, own)
-            self.copy_blocks.append(other)
+            self._index_twin(place, own)
+            self.twin_blocks.append(other)
 
-    def _index_copy(self, place: Place, copy: BlockId) -> None:
-        self.index[place] = copy
-        self.copy_blocks.remove(copy)
+    def _index_twin(self, place: Place, twin: BlockId) -> None:
+        self.index[place] = twin
+        self.twin_blocks.remove(twin)
 
-    def copies_of(self, place: Place) -> list[BlockId]:
-        """Returns the private copies of a place (S15), in the order their sequences opened."""
+    def twins_of(self, place: Place) -> list[BlockId]:
+        """Returns the twins of a place (S15), in the order their sequences opened."""
         depth = len(place) - 1
         return [
             sequence.table[depth]
@@ -240,9 +240,9 @@ class NaivePool:
     def release(self, sequence: NaiveSequence, *, kept_block_count: int) -> None:
         """Gives back a table's blocks behind the kept ones, from the end (S17).
 
-        An idle block whose copy stood in the table is refreshed as if it had stood there itself:
+        An idle block whose twin stood in the table is refreshed as if it had stood there itself:
         otherwise it could be evicted before the blocks that follow it (S19). For the same reason it
-        is not handed out in a step that reads the copy.
+        is not handed out in a step that reads the twin.
         """
         uncached: list[BlockId] = []
         while len(sequence.table) > kept_block_count:
@@ -269,20 +269,20 @@ class NaivePool:
     def let_go(self, block: BlockId) -> list[BlockId]:
         """Takes back a block that has left a table; returns it where it is uncached now."""
         if block in self.reference_counts():
-            if block in self.copy_blocks and not self._is_complete_for_any(block):
-                self.copy_blocks.remove(block)
+            if block in self.twin_blocks and not self._is_complete_for_any(block):
+                self.twin_blocks.remove(block)
                 self.step_of_block.pop(block, None)
             return []
         place = self.place_of_block(block)
-        written = self.written_copies_of(place) if place is not None else []
+        written = self.written_twins_of(place) if place is not None else []
         if place is not None and written:
-            self._index_copy(place, self.oldest(written))
+            self._index_twin(place, self.oldest(written))
         if place is not None and not written:
             self.free.append(block)
             return []
         self.step_of_block.pop(block, None)
-        if block in self.copy_blocks:
-            self.copy_blocks.remove(block)
+        if block in self.twin_blocks:
+            self.twin_blocks.remove(block)
         return [block]
 
     def _is_complete_for_any(self, block: BlockId) -> bool:
@@ -301,36 +301,36 @@ class NaivePool:
             self.free.remove(indexed)
             self.free.append(indexed)
 
-    def written_copies_of(self, place: Place) -> list[BlockId]:
-        """Returns the private copies of a place whose KV is written.
+    def written_twins_of(self, place: Place) -> list[BlockId]:
+        """Returns the twins of a place whose KV is written.
 
         While tables are cut, those that never will be have no step any more.
         """
         return [
-            copy
-            for copy in self.copies_of(place)
-            if copy in self.step_of_block and self.is_written(copy)
+            twin
+            for twin in self.twins_of(place)
+            if twin in self.step_of_block and self.is_written(twin)
         ]
 
-    def oldest(self, copies: list[BlockId]) -> BlockId:
-        """Chooses the copy that has been one for longest."""
-        return min(copies, key=self.copy_blocks.index)
+    def oldest(self, twins: list[BlockId]) -> BlockId:
+        """Chooses the twin that has been one for longest."""
+        return min(twins, key=self.twin_blocks.index)
 
     def settle_twins(self) -> None:
-        """Lets copies that have just been written take the places of idle and pending twins, the
+        """Lets twins that have just been written take the places of idle and pending twins, the
         oldest first."""
-        for copy in list(self.copy_blocks):
-            place = self.place_of_copy(copy)
-            written = self.written_copies_of(place)
+        for twin in list(self.twin_blocks):
+            place = self.place_of_twin(twin)
+            written = self.written_twins_of(place)
             if written:
                 self._enter(place, self.oldest(written))
 
-    def place_of_copy(self, copy: BlockId) -> Place:
-        """Returns the place that a private copy stands at."""
+    def place_of_twin(self, twin: BlockId) -> Place:
+        """Returns the place that a twin stands at."""
         sequence = next(
-            one for one in self.sequences.values() if copy in one.table[: one.completed]
+            one for one in self.sequences.values() if twin in one.table[: one.completed]
         )
-        return sequence.place(sequence.table.index(copy))
+        return sequence.place(sequence.table.index(twin))
 
     def cut_tables(self) -> dict[Handle, int]:
         """Takes back what the unexecuted steps scheduled: unwritten blocks leave the index, and
@@ -386,7 +386,7 @@ class NaivePool:
         dropped = sum(block in self.free for block in self.index.values())
         self.index.clear()
         self.step_of_block.clear()
-        self.copy_blocks.clear()
+        self.twin_blocks.clear()
         for sequence in self.sequences.values():
             sequence.cacheable = False
             sequence.sealed_at = 0

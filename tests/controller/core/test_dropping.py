@@ -94,12 +94,12 @@ def test_another_sequence_may_cache_the_content_again() -> None:
 
 
 def test_a_copy_names_its_place() -> None:
-    """A private copy of an indexed block (S15) would otherwise take its place later."""
+    """A twin of an indexed block (S15) would otherwise take its place later."""
     driver = Driver(block_count=30, block_size=4)
     driver.step(open_entry(1, PROMPT), open_entry(2, PROMPT, skip_cache_read=True))
     driver.step()
-    copy = driver.table(2)[1]
-    assert driver.pool.evict_blocks(block_ids={copy}, digests=frozenset()).block_count == 3
+    twin = driver.table(2)[1]
+    assert driver.pool.evict_blocks(block_ids={twin}, digests=frozenset()).block_count == 3
     invariants.check(driver.pool)
     driver.step(close_entry(1), close_entry(2))
     assert driver.match(PROMPT).published_token_count == 4

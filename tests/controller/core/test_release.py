@@ -89,7 +89,7 @@ def test_s19_descendants_are_evicted_before_their_ancestors() -> None:
 
 
 def test_s19_a_copy_that_outlives_its_place_keeps_the_order() -> None:
-    """What a reader of a private copy published is evicted before the place it stands behind."""
+    """What a reader of a twin published is evicted before the place it stands behind."""
     driver = Driver(block_count=20)
     driver.open(1, [1, 2, 3, 4, 5])
     driver.step(open_entry(2, [1, 2, 3, 4, 6, 7, 8, 9, 5], skip_cache_read=True), executed=1)
