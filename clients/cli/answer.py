@@ -134,7 +134,7 @@ def generate(
         elif sample_count > 1:
             _print_answers(stream.answers())
         else:
-            _print_summary(_print_stream(stream))
+            _print_cost(output.answer_summary(_print_stream(stream)))
 
 
 def _chat_prompt(text: str, *, system: str) -> ChatPrompt:
@@ -252,7 +252,7 @@ def _turn(
             output.print_json_line(answer)
         else:
             answer = _print_stream(stream)
-            _print_summary(answer)
+            _print_cost(output.answer_summary(answer))
     conversation.add_turn(content, answer)
 
 
@@ -267,10 +267,8 @@ def _print_answers(answers: Sequence[Answer]) -> None:
     for answer in answers:
         score = "" if answer.score is None else f" (score {answer.score:.4f})"
         print(f"[{answer.sample_index}]{score} {answer.text}", flush=True)
-        _print_summary(answer)
+    _print_cost(output.samples_summary(answers))
 
 
-def _print_summary(answer: Answer) -> None:
-    Console(stderr=True, highlight=False, soft_wrap=True).print(
-        output.answer_summary(answer), style="dim"
-    )
+def _print_cost(summary: str) -> None:
+    Console(stderr=True, highlight=False, soft_wrap=True).print(summary, style="dim")

@@ -164,7 +164,7 @@ def free(
     controller: ControllerAddress = CONTROLLER,
     as_json: AsJson = False,
 ) -> None:
-    """Show the order in which a pool's blocks would be handed out.
+    """Show the order in which a pool's blocks would be handed out; 6..9 is short for 6 7 8 9.
 
     Example: prefixd free --pool smollm2
     """
@@ -173,7 +173,7 @@ def free(
     if as_json:
         output.print_json(found)
     else:
-        typer.echo(" ".join(str(block_id) for block_id in found.block_ids))
+        output.print_order(found.block_ids)
 
 
 def flush(

@@ -158,6 +158,11 @@ def print_blocks(blocks: Iterable[results.Block]) -> None:
     _print_or("no blocks in this state", table)
 
 
+def print_order(block_ids: Sequence[int]) -> None:
+    """Prints block ids in their order; `6..11` and `11..6` stand for all ids between them."""
+    console().print(" ".join(_runs(block_ids)) or "no blocks")
+
+
 def print_fields(value: Any) -> None:
     """Prints a value's fields, one per row; mappings and lists on one line."""
     table = Table(show_header=False, box=None)
@@ -178,6 +183,35 @@ def answer_summary(answer: Answer) -> str:
         f"at {answer.decode_tokens_per_second:.1f}/s; "
         f"{answer.finish_reason.replace('_', ' ')}"
     )
+
+
+def samples_summary(answers: Sequence[Answer]) -> str:
+    """What the answers to one prompt cost together, in one line."""
+    first = answers[0]
+    return (
+        f"{counted(first.prompt_token_count, 'prompt token')}, "
+        f"{first.cached_token_count:,} cached; "
+        f"first token after {first.time_to_first_token_ms:,.0f} ms; "
+        f"{counted(sum(answer.generated_token_count for answer in answers), 'token')} "
+        f"in {counted(len(answers), 'answer')}"
+    )
+
+
+def _runs(block_ids: Sequence[int]) -> Iterable[str]:
+    """Runs of ids that go up or down by one, the shortest of three ids; other ids alone."""
+    start = 0
+    while start < len(block_ids):
+        end = start + 2
+        while end < len(block_ids) and (
+            block_ids[end] - block_ids[end - 1] == block_ids[start + 1] - block_ids[start]
+        ):
+            end += 1
+        if end - start > 2 and abs(block_ids[start + 1] - block_ids[start]) == 1:
+            yield f"{block_ids[start]}..{block_ids[end - 1]}"
+            start = end
+        else:
+            yield str(block_ids[start])
+            start += 1
 
 
 def _table(*names: str, shortened: Collection[str]) -> Table:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from prefixd.clients.cli.main import EXIT_FAILED, EXIT_UNREACHABLE, EXIT_USAGE, PANELS, run
+from prefixd.clients.cli.output import print_order
 from tests.clients.conftest import BLOCK_COUNT, POOL_NAME, Scene
 from tests.support.controller import controller_thread, stubs
 from tests.support.driver import Driver
@@ -137,9 +138,15 @@ def test_block_names_its_holders(capsys: Captured) -> None:
 
 
 def test_free_prints_the_free_order(capsys: Captured) -> None:
-    """Ids in the order of the next takes."""
-    assert printed(capsys, "free") == "6 7 8 9 10 11\n"
+    """Ids in the order of the next takes, runs in short."""
+    assert printed(capsys, "free") == "6..11\n"
     assert [6, 7, 8, 9, 10, 11] == printed_json(capsys, "free", "-p", POOL_NAME)["block_ids"]
+
+
+def test_order_is_printed_in_runs(capsys: Captured) -> None:
+    """Up and down by one, three ids at least."""
+    print_order([9, 7, 8, 6, 5, 4, 3, 10, 11, 12, 20, 30])
+    assert capsys.readouterr().out == "9 7 8 6..3 10..12 20 30\n"
 
 
 def test_flush_is_refused_while_blocks_are_held(capsys: Captured) -> None:

@@ -136,9 +136,11 @@ def test_command_line_prints_every_sample(place: Place, capsys: pytest.CaptureFi
     """With an index and, for beams, a score; in JSON a list."""
     common = ["generate", PROMPT, "-n", "6", "--worker", place.worker_address, "--samples", "2"]
     assert run([*common, "--beams", "3", "--length-penalty", "0.5"]) == 0
-    lines = capsys.readouterr().out
-    assert "[0] (score -" in lines
-    assert "[1] (score -" in lines
+    printed = capsys.readouterr()
+    assert "[0] (score -" in printed.out
+    assert "[1] (score -" in printed.out
+    assert printed.err.count("prompt tokens") == 1
+    assert printed.err.endswith("12 tokens in 2 answers\n")
     assert run([*common, "--json", "--prompt-logprobs", "--draft-token-count-max", "2"]) == 0
     answers = json.loads(capsys.readouterr().out)
     assert [answer["sample_index"] for answer in answers] == [0, 1]
