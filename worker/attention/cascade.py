@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from prefixd.kernels.layer_kv import LayerKv
 from prefixd.worker.attention.batch import SequenceRows
 from prefixd.worker.attention.pages import GatherBuffer, Stretch, split_stretches
 from prefixd.worker.attention.seam import LayerTraits
@@ -42,36 +43,35 @@ class DecodeCascade:
     context_token_count_max: int
     _buffer: GatherBuffer = field(default_factory=GatherBuffer)
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, traits: LayerTraits) -> Tensor:
+    def attend(self, query: Tensor, layer: LayerKv, traits: LayerTraits) -> Tensor:
         """Attends with the decode rows over their whole contexts (no window).
 
         Args:
             query: (rows of the pass, query heads, width).
-            keys: the layer's pool.
-            values: the layer's pool.
+            layer: the layer's pool.
             traits: of the layer.
 
         Returns:
             (decode rows, query heads, value width), in the order of ``rows``.
         """
         assert traits.window_token_count is None, traits
-        row_count, kv_head_count = len(self.rows), keys.shape[1]
+        row_count, kv_head_count = len(self.rows), layer.head_count
         # (kv heads, rows, query heads of each, width)
         packed = query[self.rows].view(row_count, kv_head_count, -1, query.shape[-1])
         packed = packed.transpose(0, 1).contiguous()
-        weights = self._weights(packed, keys, traits).to(values.dtype)
-        output = values.new_zeros((*packed.shape[:3], values.shape[-1]))
+        weights = self._weights(packed, layer, traits).to(query.dtype)
+        output = query.new_zeros((*packed.shape[:3], layer.value_width))
         for branch in self.branches:
             rows = slice(branch.first_row, branch.end_row)
             stretch = branch.stretch
             part = weights[:, rows, :, stretch.first_position : stretch.end_position]
             product = torch.matmul(
-                part.flatten(1, 2), stretch.read(values, self._buffer).transpose(0, 1)
+                part.flatten(1, 2), stretch.read(layer.values, self._buffer).transpose(0, 1)
             )
             output[:, rows] += product.view(*part.shape[:3], -1)
         return output.transpose(0, 1).flatten(1, 2)
 
-    def _weights(self, packed: Tensor, keys: Tensor, traits: LayerTraits) -> Tensor:
+    def _weights(self, packed: Tensor, layer: LayerKv, traits: LayerTraits) -> Tensor:
         """Softmax of the scores, zero beyond a row's context; the last axis is the positions."""
         shape = (*packed.shape[:3], self.context_token_count_max)
         scores = torch.full(shape, -torch.inf, dtype=torch.float32, device=packed.device)
@@ -80,7 +80,7 @@ class DecodeCascade:
             part = packed[:, rows]
             stretch = branch.stretch
             product = torch.matmul(
-                part.flatten(1, 2), stretch.read(keys, self._buffer).permute(1, 2, 0)
+                part.flatten(1, 2), stretch.read(layer.keys, self._buffer).permute(1, 2, 0)
             )
             part_scores = product.float().mul_(traits.scaling)
             if traits.softcap is not None:

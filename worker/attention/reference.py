@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from prefixd.kernels.layer_kv import LayerKv
 from prefixd.worker.attention.batch import AttentionBatch
 from prefixd.worker.attention.seam import LayerTraits, first_visible
 
@@ -33,16 +34,18 @@ class ReferencePlan:
 
     batch: AttentionBatch
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, traits: LayerTraits) -> Tensor:
+    def attend(self, query: Tensor, layer: LayerKv, traits: LayerTraits) -> Tensor:
         """See the seam."""
-        output = query.new_zeros((*query.shape[:2], values.shape[-1]))
+        output = query.new_zeros((*query.shape[:2], layer.value_width))
         for index, rows in enumerate(self.batch.sequences):
             slots = self.batch.context_slots(index)
             for offset in range(rows.query_token_count):
                 position = rows.start_position + offset
                 row = rows.query_start + offset
                 visible = slots[first_visible(position, traits) : position + 1]
-                output[row] = _attend_row(query[row], keys[visible], values[visible], traits)
+                output[row] = _attend_row(
+                    query[row], layer.keys[visible], layer.values[visible], traits
+                )
         return output
 
 

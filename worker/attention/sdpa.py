@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from prefixd.kernels.layer_kv import LayerKv
 from prefixd.worker.attention.batch import AttentionBatch, SequenceRows
 from prefixd.worker.attention.cascade import DecodeCascade, build_cascade
 from prefixd.worker.attention.pages import GatherBuffer, Stretch, whole_stretch
@@ -76,16 +77,16 @@ class SdpaPlan:
     _key_buffer: GatherBuffer = field(default_factory=GatherBuffer)
     _value_buffer: GatherBuffer = field(default_factory=GatherBuffer)
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, traits: LayerTraits) -> Tensor:
+    def attend(self, query: Tensor, layer: LayerKv, traits: LayerTraits) -> Tensor:
         """See the seam."""
-        output = query.new_zeros((*query.shape[:2], values.shape[-1]))
+        output = query.new_zeros((*query.shape[:2], layer.value_width))
         if self.cascade is not None and traits.window_token_count is None:
-            output[self.cascade.rows] = self.cascade.attend(query, keys, values, traits)
+            output[self.cascade.rows] = self.cascade.attend(query, layer, traits)
         is_plain = traits.softcap is None and traits.sinks is None
         attend_tile = _attend_fused if is_plain else _attend_composed
         for reading in self._readings_for(query, traits):
-            read_keys = reading.stretch.read(keys, self._key_buffer)
-            read_values = reading.stretch.read(values, self._value_buffer)
+            read_keys = reading.stretch.read(layer.keys, self._key_buffer)
+            read_values = reading.stretch.read(layer.values, self._value_buffer)
             for tile in reading.tiles:
                 output[tile.rows] = attend_tile(
                     query[tile.rows], read_keys[tile.keys], read_values[tile.keys], tile, traits

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from prefixd.kernels.layer_kv import LayerKv
 from prefixd.worker.attention.batch import AttentionBatch
 
 
@@ -36,13 +37,12 @@ def first_visible(position: int, traits: LayerTraits) -> int:
 class AttentionPlan(Protocol):
     """One pass, prepared by a backend; serves every layer of it."""
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, traits: LayerTraits) -> Tensor:
+    def attend(self, query: Tensor, layer: LayerKv, traits: LayerTraits) -> Tensor:
         """Attends with every row of the pass; KV of the pass is already stored.
 
         Args:
             query: (rows, query heads, key width).
-            keys: the layer's pool, (slots, kv heads, key width).
-            values: (slots, kv heads, value width).
+            layer: the layer's pool.
             traits: of the layer.
 
         Returns:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from prefixd.kernels.layer_kv import LayerKv
 from prefixd.worker.attention.batch import AttentionBatch, SequenceRows
 from prefixd.worker.attention.pages import GatherBuffer
 from prefixd.worker.attention.seam import LayerTraits, first_visible
@@ -60,13 +61,13 @@ class StrictPlan:
     _key_buffer: GatherBuffer = field(default_factory=GatherBuffer)
     _value_buffer: GatherBuffer = field(default_factory=GatherBuffer)
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, traits: LayerTraits) -> Tensor:
+    def attend(self, query: Tensor, layer: LayerKv, traits: LayerTraits) -> Tensor:
         """See the seam."""
-        output = query.new_zeros((*query.shape[:2], values.shape[-1]))
+        output = query.new_zeros((*query.shape[:2], layer.value_width))
         for context in self._contexts_for(traits):
             rows = context.rows
-            context_keys = self._key_buffer.gather(keys, context.slots)
-            context_values = self._value_buffer.gather(values, context.slots)
+            context_keys = self._key_buffer.gather(layer.keys, context.slots)
+            context_values = self._value_buffer.gather(layer.values, context.slots)
             for first in range(0, rows.query_token_count, QUERY_TILE_ROW_COUNT):
                 count = min(QUERY_TILE_ROW_COUNT, rows.query_token_count - first)
                 start = rows.query_start + first

@@ -56,9 +56,8 @@ class TritonPlan:
     planners: dict[tuple[int, PlanSizes], Planner]
     _work: dict[PlanSizes, WorkTensors] = field(default_factory=dict)
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, traits: LayerTraits) -> Tensor:
+    def attend(self, query: Tensor, layer: LayerKv, traits: LayerTraits) -> Tensor:
         """See the seam."""
-        layer = LayerKv(keys, values)
         group_size = query.shape[1] // layer.head_count
         tiling = tiling_of_layer(query, layer)
         sizes = plan_sizes(

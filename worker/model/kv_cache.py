@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from prefixd.kernels.layer_kv import LayerKv
 from prefixd.kernels.paged_kv import block_slots, copy_slots, store_rows
 
 
@@ -60,13 +61,15 @@ class PagedKv:
             shape = (slot_count, layer.kv_head_count, width)
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        self._keys = [zeros(layer, layer.key_width) for layer in geometry]
-        self._values = [zeros(layer, layer.value_width) for layer in geometry]
+        self._pages = tuple(
+            LayerKv(zeros(layer, layer.key_width), zeros(layer, layer.value_width))
+            for layer in geometry
+        )
 
     @property
     def page_count(self) -> int:
         """Page memories."""
-        return len(self._keys)
+        return len(self._pages)
 
     @property
     def slot_count(self) -> int:
@@ -76,15 +79,11 @@ class PagedKv:
     @property
     def byte_count(self) -> int:
         """Bytes that the pool takes on its device."""
-        return sum(t.numel() * t.element_size() for t in (*self._keys, *self._values))
+        return sum(page.keys.nbytes + page.values.nbytes for page in self._pages)
 
-    def keys(self, page: int) -> Tensor:
-        """K of a page memory: (slots, kv heads, key width)."""
-        return self._keys[page]
-
-    def values(self, page: int) -> Tensor:
-        """V of a page memory: (slots, kv heads, value width)."""
-        return self._values[page]
+    def layer(self, page: int) -> LayerKv:
+        """One page memory, as attention reads it."""
+        return self._pages[page]
 
     def store(self, page: int, *, keys: Tensor, values: Tensor, slots: Tensor) -> None:
         """Writes K and V of some tokens to one page memory.
@@ -95,8 +94,9 @@ class PagedKv:
             values: (tokens, kv heads, value width).
             slots: int64 (tokens,).
         """
-        store_rows(self._keys[page], keys, slots)
-        store_rows(self._values[page], values, slots)
+        layer = self._pages[page]
+        store_rows(layer.keys, keys, slots)
+        store_rows(layer.values, values, slots)
 
     def copy_blocks(
         self,
@@ -109,11 +109,12 @@ class PagedKv:
 
         The rest of a target keeps what it held. Every source is read before a target is written.
         """
-        device = self._keys[0].device
+        device = self._pages[0].keys.device
         counts = torch.tensor(token_counts, dtype=torch.int64, device=device)
         source_ids = torch.tensor(source_block_ids, dtype=torch.int64, device=device)
         target_ids = torch.tensor(target_block_ids, dtype=torch.int64, device=device)
         source_slots = block_slots(source_ids, counts, block_size=self.block_size)
         target_slots = block_slots(target_ids, counts, block_size=self.block_size)
-        for pool in (*self._keys, *self._values):
-            copy_slots(pool, source_slots=source_slots, target_slots=target_slots)
+        for page in self._pages:
+            for pool in (page.keys, page.values):
+                copy_slots(pool, source_slots=source_slots, target_slots=target_slots)

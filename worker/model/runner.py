@@ -96,7 +96,7 @@ class ModelRunner:
         def attend(call: AttentionCall) -> Tensor:
             group, page = places[call.module]
             kv.store(page, keys=call.keys, values=call.values, slots=group_slots[group])
-            return plans[group].attend(call.query, kv.keys(page), kv.values(page), call.traits)
+            return plans[group].attend(call.query, kv.layer(page), call.traits)
 
         return attend
 

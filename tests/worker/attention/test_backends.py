@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from prefixd.kernels.layer_kv import LayerKv
 from prefixd.worker.attention.batch import AttentionBatch, SequenceRows, build_batch
 from prefixd.worker.attention.registry import UnknownBackend, create_backend
 from prefixd.worker.attention.seam import LayerTraits
@@ -102,7 +103,7 @@ class Scene:
         query = torch.cat([self.query, self.query[:1].expand(padding, -1, -1)])
         batch = self.batch(*self.sequences, row_count=query.shape[0])
         plan = create_backend(backend).plan(batch)
-        return plan.attend(query, self.keys, self.values, self.traits)
+        return plan.attend(query, LayerKv(self.keys, self.values), self.traits)
 
 
 def dense(query: Tensor, keys: Tensor, values: Tensor, traits: LayerTraits) -> Tensor:
@@ -156,7 +157,7 @@ def test_consecutive_blocks_equal_scattered_blocks(backend: str) -> None:
     keys[scene.slots_of(rows)] = scene.keys[scene.slots_of(scattered)]
     values[scene.slots_of(rows)] = scene.values[scene.slots_of(scattered)]
     plan = create_backend(backend).plan(scene.batch(rows, row_count=rows.query_token_count))
-    output = plan.attend(scene.query[scattered.query_rows], keys, values, scene.traits)
+    output = plan.attend(scene.query[scattered.query_rows], LayerKv(keys, values), scene.traits)
     expected = scene.expected[scattered.query_rows]
     torch.testing.assert_close(output, expected, atol=1e-5, rtol=1e-5)
 
@@ -174,7 +175,7 @@ def test_strict_rows_do_not_depend_on_the_batch(case: str) -> None:
             alone = SequenceRows(0, 1, context, sequence.block_ids)
             plan = backend.plan(scene.batch(alone, row_count=4))
             query = scene.query[row : row + 1].expand(4, -1, -1)
-            output = plan.attend(query, scene.keys, scene.values, scene.traits)
+            output = plan.attend(query, LayerKv(scene.keys, scene.values), scene.traits)
             assert torch.equal(output[0], together[row]), (sequence, offset)
 
 
@@ -191,7 +192,7 @@ def test_strict_rows_of_a_long_context_do_not_depend_on_the_batch() -> None:
     def attend(rows: SequenceRows, query: Tensor) -> Tensor:
         slots = torch.zeros(query.shape[0], dtype=torch.int64)
         plan = backend.plan(build_batch(slots, [rows], block_size=BLOCK_SIZE))
-        return plan.attend(query, keys, values, traits)
+        return plan.attend(query, LayerKv(keys, values), traits)
 
     together = attend(SequenceRows(0, query_count, context, table), query)
     for row in range(0, query_count, 7):

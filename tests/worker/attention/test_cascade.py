@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prefixd.kernels.layer_kv import LayerKv
 from prefixd.worker.attention.batch import SequenceRows, build_batch
 from prefixd.worker.attention.cascade import Branch, DecodeCascade, build_cascade
 from prefixd.worker.attention.reference import ReferenceBackend
@@ -104,8 +105,8 @@ def test_cascade_equals_reference(
     traits = LayerTraits(scaling=0.5, softcap=softcap, sinks=sinks)
     slots = torch.zeros(len(sequences), dtype=torch.int64)
     batch = build_batch(slots, sequences, block_size=block_size)
-    expected = ReferenceBackend().plan(batch).attend(query, keys, values, traits)
-    actual = SdpaBackend().plan(batch).attend(query, keys, values, traits)
+    expected = ReferenceBackend().plan(batch).attend(query, LayerKv(keys, values), traits)
+    actual = SdpaBackend().plan(batch).attend(query, LayerKv(keys, values), traits)
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
 

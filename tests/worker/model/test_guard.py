@@ -10,6 +10,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from prefixd.kernels.layer_kv import LayerKv
 from prefixd.worker.attention.batch import AttentionBatch
 from prefixd.worker.attention.registry import create_backend
 from prefixd.worker.attention.sdpa import SdpaBackend
@@ -209,16 +210,14 @@ class _ChangedWindow:
         inner, window_of = self._inner.plan(batch), self._window_of
 
         class Plan:
-            def attend(
-                self, query: Tensor, keys: Tensor, values: Tensor, traits: LayerTraits
-            ) -> Tensor:
+            def attend(self, query: Tensor, layer: LayerKv, traits: LayerTraits) -> Tensor:
                 changed = LayerTraits(
                     traits.scaling,
                     window_of(traits.window_token_count),
                     traits.softcap,
                     traits.sinks,
                 )
-                return inner.attend(query, keys, values, changed)
+                return inner.attend(query, layer, changed)
 
         return Plan()
 

@@ -30,7 +30,7 @@ def kv() -> PagedKv:
 
 def test_layers_keep_their_own_shapes(kv: PagedKv) -> None:
     """Heads and widths may differ between layers, and V from K."""
-    shapes = [(kv.keys(layer).shape, kv.values(layer).shape) for layer in range(2)]
+    shapes = [(kv.layer(layer).keys.shape, kv.layer(layer).values.shape) for layer in range(2)]
     assert [((24, 2, 4), (24, 2, 4)), ((24, 1, 6), (24, 1, 3))] == shapes
 
 
@@ -38,7 +38,7 @@ def test_store_writes_the_named_slots_only(kv: PagedKv) -> None:
     """Rows may come in any order and with any strides."""
     rows = torch.full((2, 4, 2), 99.0).transpose(1, 2)
     kv.store(0, keys=rows, values=rows, slots=torch.tensor([17, 5]))
-    changed = (kv.keys(0)[:, 0, 0] != torch.arange(24)).nonzero().flatten()
+    changed = (kv.layer(0).keys[:, 0, 0] != torch.arange(24)).nonzero().flatten()
     assert [5, 17] == changed.tolist()
 
 
@@ -47,8 +47,8 @@ def test_copy_takes_the_first_tokens_of_each_block_in_every_layer(kv: PagedKv) -
     kv.copy_blocks(source_block_ids=[1, 2], target_block_ids=[4, 5], token_counts=[3, 4])
     expected = [*range(16), 4, 5, 6, 19, 8, 9, 10, 11]
     for layer in range(kv.page_count):
-        assert expected == kv.keys(layer)[:, 0, 0].tolist()
-        assert [-slot for slot in expected] == kv.values(layer)[:, 0, 0].tolist()
+        assert expected == kv.layer(layer).keys[:, 0, 0].tolist()
+        assert [-slot for slot in expected] == kv.layer(layer).values[:, 0, 0].tolist()
 
 
 def test_block_bytes_are_the_pool_bytes_over_its_blocks(kv: PagedKv) -> None:

@@ -140,8 +140,8 @@ def spoil(harness: PagedHarness, *block_ids: int) -> None:
     for page in range(harness.kv.page_count):
         for block_id in block_ids:
             slots = slice(block_id * BLOCK_SIZE, (block_id + 1) * BLOCK_SIZE)
-            harness.kv.keys(page)[slots] = torch.nan
-            harness.kv.values(page)[slots] = torch.nan
+            harness.kv.layer(page).keys[slots] = torch.nan
+            harness.kv.layer(page).values[slots] = torch.nan
 
 
 class Subject:

@@ -122,14 +122,14 @@ def test_contradictory_pass_is_refused_and_writes_nothing(harness: PagedHarness,
     forward = _pass(harness)
     with pytest.raises(AssertionError, match=message):
         harness.runner.run(replace(forward, **changes(forward)))
-    assert not any(harness.kv.keys(layer).any() for layer in range(harness.kv.page_count))
+    assert not any(harness.kv.layer(layer).keys.any() for layer in range(harness.kv.page_count))
 
 
 def test_pass_writes_its_slots_and_no_other() -> None:
     """The three rows that a strict pass of 33 tokens is padded with go to slot 0."""
     strict = PagedHarness(random_model(gpt2_config()), backend="strict")
     strict.whole(TOKENS[:33], TABLE)
-    written = strict.kv.keys(1).abs().sum((1, 2)).nonzero().flatten()
+    written = strict.kv.layer(1).keys.abs().sum((1, 2)).nonzero().flatten()
     expected = [0, *range(80, 112), 144]
     assert expected == written.tolist()
 
@@ -162,9 +162,9 @@ def test_s16_copies_come_before_writes(harness: PagedHarness) -> None:
 def test_copies_can_be_executed_alone(harness: PagedHarness) -> None:
     """A step may carry copies and no tokens; the rest of the target stays."""
     harness.run(harness.chunk(TOKENS, TABLE, 0, 40))
-    before = harness.kv.values(2).clone()
+    before = harness.kv.layer(2).values.clone()
     harness.runner.copy((BlockCopy(source_block_id=5, target_block_id=6, token_count=3),))
-    after = harness.kv.values(2)
+    after = harness.kv.layer(2).values
     assert torch.equal(after[96:99], before[80:83])
     assert torch.equal(after[99:112], before[99:112])
 
