@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor
 
-from prefixd.worker.sampling import Draw, sample
+from prefixd.worker.sampling import Draw, choose
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class LogitReading:
 def read_logits(
     logits: Tensor, row_counts: Sequence[int], reads: Sequence[LogitRead]
 ) -> list[LogitReading]:
-    """Reads the logits of several chunks.
+    """Reads the logits of several chunks; all that is wanted crosses to the host in one copy.
 
     Args:
         logits: float32 (rows, vocabulary), the rows of chunk after chunk.
@@ -60,18 +61,38 @@ def read_logits(
     """
     assert logits.shape[0] == sum(row_counts), (logits.shape, row_counts)
     chunks = torch.split(logits, list(row_counts))
-    tokens = iter(_sample_all(logits, row_counts, reads))
+    parts = [_choose_all(logits, row_counts, reads)]
+    for chunk, read in zip(chunks, reads, strict=True):
+        parts += [_target_logprobs(chunk, read.target_token_ids), *_top(chunk, read.top_count)]
+    # Token ids and float32 numbers are both exact in float64.
+    numbers = iter(torch.cat([part.double() for part in parts]).tolist())
+    token_ids = [
+        tuple(tuple(int(next(numbers)) for _ in row) for row in read.draws) for read in reads
+    ]
     return [
         LogitReading(
-            target_logprobs=_target_logprobs(chunk, read.target_token_ids),
-            token_ids=tuple(tuple(next(tokens) for _ in row) for row in read.draws),
-            top=_top(chunk, read.top_count),
+            target_logprobs=tuple(islice(numbers, len(read.target_token_ids))),
+            token_ids=chosen,
+            top=_candidates(list(islice(numbers, 2 * min(read.top_count, logits.shape[1])))),
         )
-        for chunk, read in zip(chunks, reads, strict=True)
+        for chosen, read in zip(token_ids, reads, strict=True)
     ]
 
 
-def _sample_all(logits: Tensor, row_counts: Sequence[int], reads: Sequence[LogitRead]) -> list[int]:
+def single_draws(reads: Sequence[LogitRead]) -> list[Draw] | None:
+    """The draws of reads that want one token each and nothing else; None where one wants more."""
+    draws: list[Draw] = []
+    for read in reads:
+        if read.target_token_ids or read.top_count or len(read.draws) != 1:
+            return None
+        (row_draws,) = read.draws
+        if len(row_draws) != 1:
+            return None
+        draws += row_draws
+    return draws
+
+
+def _choose_all(logits: Tensor, row_counts: Sequence[int], reads: Sequence[LogitRead]) -> Tensor:
     """All chosen tokens, chunk by chunk and row by row: greedy ones cost one argmax in all."""
     rows: list[int] = []
     draws: list[Draw] = []
@@ -83,22 +104,30 @@ def _sample_all(logits: Tensor, row_counts: Sequence[int], reads: Sequence[Logit
             rows += [row] * len(row_draws)
             draws += row_draws
     if rows == list(range(logits.shape[0])):
-        return sample(logits, draws)
-    return sample(logits[torch.tensor(rows, dtype=torch.int64, device=logits.device)], draws)
+        return choose(logits, draws)
+    return choose(logits[torch.tensor(rows, dtype=torch.int64, device=logits.device)], draws)
 
 
-def _target_logprobs(logits: Tensor, token_ids: tuple[int, ...]) -> tuple[float, ...]:
+def _target_logprobs(logits: Tensor, token_ids: tuple[int, ...]) -> Tensor:
+    """(targets,), float32."""
     if not token_ids:
-        return ()
+        return logits.new_zeros(0)
     targets = torch.tensor(token_ids, dtype=torch.int64, device=logits.device)
     logprobs = torch.log_softmax(logits[: len(token_ids)].float(), dim=-1)
-    return tuple(logprobs.gather(1, targets[:, None])[:, 0].tolist())
+    return logprobs.gather(1, targets[:, None])[:, 0]
 
 
-def _top(logits: Tensor, count: int) -> tuple[Candidate, ...]:
+def _top(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Token ids of the last row's likeliest tokens and their log probabilities: (tokens,) each."""
     if count == 0:
-        return ()
+        return logits.new_zeros(0), logits.new_zeros(0)
     logprobs = torch.log_softmax(logits[-1].float(), dim=-1)
     ordered, token_ids = torch.topk(logprobs, min(count, logprobs.shape[0]))
-    pairs = zip(token_ids.tolist(), ordered.tolist(), strict=True)
-    return tuple(Candidate(token_id, logprob) for token_id, logprob in pairs)
+    return token_ids, ordered
+
+
+def _candidates(numbers: Sequence[float]) -> tuple[Candidate, ...]:
+    """From token ids, followed by as many log probabilities."""
+    half = len(numbers) // 2
+    pairs = zip(numbers[:half], numbers[half:], strict=True)
+    return tuple(Candidate(int(token_id), logprob) for token_id, logprob in pairs)

@@ -7,13 +7,27 @@ else shares its batch.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 TEMPERATURE_MAX = 100.0
 SEED_MAX = 2**64 - 1
+ROWS_AT_ONCE = 16
+"""Rows sorted together: what they need of memory is several times their logits."""
+
+
+class DrawField(IntEnum):
+    """Rows of the array that tells how to draw."""
+
+    IS_DRAWN = 0
+    TEMPERATURE = 1
+    TOP_K = 2
+    TOP_P = 3
+    UNIFORM = 4
 
 
 class SamplingInvalid(ValueError):
@@ -89,16 +103,69 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     Returns:
         The token ids. Greedy rows take the lowest id among equals.
     """
+    token_ids: list[int] = choose(logits, draws).tolist()
+    return token_ids
+
+
+def choose(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Chooses one token per row, and leaves the token ids on the device: int64 (rows,).
+
+    Rows that are not greedy are sorted, so they go apart from those that are.
+    """
     assert logits.dim() == 2, logits.shape
     assert logits.shape[0] == len(draws), (logits.shape, len(draws))
     if not draws:
-        return []
-    # One argmax serves all greedy rows, and its result crosses to the host once.
-    token_ids: list[int] = logits.argmax(dim=-1).tolist()
-    for row, draw in enumerate(draws):
-        if not draw.options.is_greedy:
-            token_ids[row] = _draw(logits[row], draw)
+        return torch.zeros(0, dtype=torch.int64, device=logits.device)
+    token_ids = logits.argmax(dim=-1)
+    drawn_rows = [row for row, draw in enumerate(draws) if not draw.options.is_greedy]
+    if drawn_rows:
+        rows = torch.tensor(drawn_rows, device=logits.device)
+        parameters = draw_parameters([draws[row] for row in drawn_rows])
+        token_ids[rows] = draw_rows(logits[rows], torch.from_numpy(parameters).to(logits.device))
     return token_ids
+
+
+def draw_parameters(draws: Sequence[Draw]) -> NDArray[np.float64]:
+    """What `draw_rows` needs of draws: float64 (fields, rows), the fields those of `DrawField`."""
+    parameters = np.empty((len(DrawField), len(draws)))
+    for row, draw in enumerate(draws):
+        options = draw.options
+        # Of a greedy row only the first field is heeded; the others must not be out of range.
+        parameters[:, row] = (
+            (0.0, 1.0, 0.0, 1.0, 0.0)
+            if options.is_greedy
+            else (1.0, options.temperature, options.top_k, options.top_p, _uniform(draw))
+        )
+    return parameters
+
+
+def draw_rows(logits: Tensor, parameters: Tensor) -> Tensor:
+    """Draws one token per row by inverting its cumulative distribution at a uniform number.
+
+    Reads no number from the device, so that a graph can record it.
+
+    Args:
+        logits: (rows, vocabulary), any floating dtype.
+        parameters: float64 (fields, rows), see `draw_parameters`.
+
+    Returns:
+        Token ids, int64 (rows,). Greedy rows take the lowest id among equals.
+    """
+    parts = zip(
+        torch.split(logits, ROWS_AT_ONCE), torch.split(parameters, ROWS_AT_ONCE, dim=1), strict=True
+    )
+    return torch.cat([_draw_some(*part) for part in parts])
+
+
+def _draw_some(logits: Tensor, parameters: Tensor) -> Tensor:
+    token_ids, weights = _weigh(logits, parameters)
+    cumulative = weights.cumsum(dim=-1)
+    # Scaled by the last sum, for the weights do not add up to 1.
+    targets = parameters[DrawField.UNIFORM, :, None] * cumulative[:, -1:]
+    index = torch.searchsorted(cumulative, targets, right=True)
+    index = torch.minimum(index, torch.count_nonzero(weights, dim=-1)[:, None] - 1)
+    is_drawn = parameters[DrawField.IS_DRAWN, :, None] != 0
+    return token_ids.gather(1, torch.where(is_drawn, index, 0))[:, 0]
 
 
 def probabilities(logits: Tensor, options: SamplingOptions) -> tuple[Tensor, Tensor]:
@@ -113,27 +180,29 @@ def probabilities(logits: Tensor, options: SamplingOptions) -> tuple[Tensor, Ten
         those that top_k and top_p remove, sum 1). Both have shape (vocabulary,).
     """
     assert not options.is_greedy
-    ordered, token_ids = torch.sort(logits.double(), descending=True, stable=True)
+    parameters = torch.from_numpy(draw_parameters([Draw(options, 0)])).to(logits.device)
+    token_ids, weights = _weigh(logits[None], parameters)
+    return token_ids[0], weights[0] / weights.sum()
+
+
+def _weigh(logits: Tensor, parameters: Tensor) -> tuple[Tensor, Tensor]:
+    """Token ids by descending logit, and weights in proportion to their probabilities.
+
+    Both have shape (rows, vocabulary); weights are float64, zero for what top_k and top_p remove.
+    """
+    ordered, token_ids = torch.sort(logits, dim=-1, descending=True, stable=True)
+    ordered = ordered.double()
     # The largest becomes 0 first, so that no temperature, however low, overflows.
-    scaled = (ordered - ordered[0]) / options.temperature
-    if 0 < options.top_k < scaled.shape[0]:
-        scaled = scaled.masked_fill(scaled < scaled[options.top_k - 1], -torch.inf)
+    scaled = (ordered - ordered[:, :1]) / parameters[DrawField.TEMPERATURE, :, None]
+    vocabulary_size = logits.shape[1]
+    top_k = parameters[DrawField.TOP_K, :, None].clamp(max=vocabulary_size).long()
+    # 0 keeps all, so its border is the last place, as that of the whole vocabulary.
+    border = scaled.gather(1, (top_k - 1) % vocabulary_size)
+    scaled = scaled.masked_fill(scaled < border, -torch.inf)
     weights = torch.softmax(scaled, dim=-1)
     # A token stays while the mass before it is below p, so the likeliest one always stays.
     mass_before = weights.cumsum(dim=-1) - weights
-    weights = weights.masked_fill(mass_before >= options.top_p, 0.0)
-    return token_ids, weights / weights.sum()
-
-
-def _draw(logits: Tensor, draw: Draw) -> int:
-    """Inverts the cumulative distribution at one uniform number."""
-    token_ids, weights = probabilities(logits, draw.options)
-    cumulative = weights.cumsum(dim=-1)
-    uniform = torch.tensor(_uniform(draw), dtype=cumulative.dtype, device=cumulative.device)
-    # Scaled by the last sum, which rounding may leave a hair off 1.
-    index = torch.searchsorted(cumulative, uniform * cumulative[-1], right=True)
-    kept_count = torch.count_nonzero(weights)
-    return int(token_ids[torch.minimum(index, kept_count - 1)])
+    return token_ids, weights.masked_fill(mass_before >= parameters[DrawField.TOP_P, :, None], 0.0)
 
 
 def _uniform(draw: Draw) -> float:
