@@ -10,6 +10,8 @@ The way in, from a pass to its numbers:
 - ``layer_kv``: the pool of one layer, and its 8-bit formats; ``options``: what a layer asks for.
 - ``tiling``: tile sizes, a table; ``launch``: a kernel launch as a value.
 - ``variants``, ``compilation``, ``report``: what every kernel takes on every GPU, without one.
+- ``oracle``: what attention is, in float64, over pools full of NaN.
 
-``paged_kv`` is plain torch for pools anywhere. Only the kernels and the report import triton.
+``paged_kv`` writes a pool as plain torch, ``kernel_writer`` by the kernels. Only they and the report
+import triton.
 """

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prefixd.kernels.oracle import make_layout
 from prefixd.kernels.planner import Planner, plan_work
 from prefixd.kernels.work_buffers import capacity_of, decode_capacity
 from prefixd.kernels.work_list import BlockIdOutOfRange, PassLayout, PlanSizes, WorkList
-from tests.kernels.paged import make_layout
 
 SIZES = PlanSizes(4, 16, 8, split_token_count=32)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from prefixd.kernels import attention, reference
 from prefixd.kernels.layer_kv import LayerKv
 from prefixd.kernels.options import AttentionOptions
+from prefixd.kernels.oracle import Geometry, Scene, exact_answer, make_layout, make_scene
 from prefixd.kernels.planner import plan_work
 from prefixd.kernels.tiling import Tile, Tiling
 from prefixd.kernels.work_buffers import (
@@ -20,7 +21,6 @@ from prefixd.kernels.work_buffers import (
     work_tensors,
 )
 from prefixd.kernels.work_list import PassLayout, PlanSizes, WorkList
-from tests.kernels.paged import Geometry, Scene, exact_answer, make_layout, make_scene
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 SPLIT = 32

@@ -1,10 +1,8 @@
-"""Scenes for kernel tests: pools full of NaN with some sequences in them, and their exact answers.
+"""What attention is, in float64: scenes to check kernels with, and their exact answers.
 
-The oracle knows nothing of work lists, splits or tiles: it reads each row's keys from the block
-table and computes in float64.
+A scene is a pool full of NaN with some sequences in it. The oracle knows nothing of work lists,
+splits or tiles: it reads each row's keys from the block table.
 """
-
-from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
@@ -14,16 +12,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prefixd.kernels.layer_kv import LayerKv, dequantize, quantize_rows
+from prefixd.kernels.layer_kv import QUANTIZED_MAXIMA, LayerKv, dequantize, quantize_rows
 from prefixd.kernels.options import AttentionOptions
 from prefixd.kernels.work_list import PassLayout
-
-ONE_BYTE_DTYPES = (torch.int8, torch.float8_e4m3fn)
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Shape and dtypes of a layer."""
+    """Shape and dtypes of a layer.
+
+    Attributes:
+        query_heads, kv_heads: heads; the former is a multiple of the latter.
+        key_width, value_width: elements per head.
+        dtype: of queries, and of K and V unless they are 8-bit.
+        kv_dtype: an 8-bit format of K and V; None: they are of ``dtype``.
+    """
 
     query_heads: int = 2
     kv_heads: int = 1
@@ -32,19 +35,30 @@ class Geometry:
     dtype: torch.dtype = torch.float32
     kv_dtype: torch.dtype | None = None
 
-    @property
-    def group_size(self) -> int:
-        """Query heads per kv head."""
-        return self.query_heads // self.kv_heads
-
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """One pass over one layer."""
+    """One pass over one layer.
+
+    Attributes:
+        layout: of the pass.
+        layer: the pool; every slot that no sequence has written holds NaN.
+        query: (rows, query heads, key width).
+    """
 
     layout: PassLayout
     layer: LayerKv
     query: Tensor
+
+    def on(self, device: torch.device) -> "Scene":
+        """The same scene on a device."""
+        pools = (self.layer.keys, self.layer.values)
+        scales = (self.layer.key_scales, self.layer.value_scales)
+        layer = LayerKv(
+            *(pool.to(device) for pool in pools),
+            *(None if one is None else one.to(device) for one in scales),
+        )
+        return Scene(self.layout, layer, self.query.to(device))
 
 
 def make_layout(
@@ -55,9 +69,15 @@ def make_layout(
     padding_row_count: int = 0,
     seed: int = 0,
 ) -> PassLayout:
-    """Sequences of (query tokens, context tokens) with scattered tables.
+    """Lays sequences out, one behind the other, with scattered block tables.
 
-    `shared_block_counts[i]` is how many leading blocks sequence i + 1 shares with sequence i.
+    Args:
+        queries_and_contexts: tokens of each sequence in the pass, and once the pass has run.
+        block_size: slots per block.
+        shared_block_counts: how many leading blocks sequence i + 1 shares with sequence i; those
+            behind the end share none.
+        padding_row_count: rows behind the last sequence.
+        seed: of the tables.
     """
     generator = np.random.default_rng(seed)
     counts = [-(-context // block_size) for _, context in queries_and_contexts]
@@ -86,7 +106,7 @@ def make_layout(
 
 
 def make_scene(layout: PassLayout, geometry: Geometry, *, seed: int = 0) -> Scene:
-    """Random K, V and queries; every slot that no sequence has written holds NaN."""
+    """Random K, V and queries on the CPU, the same for the same seed."""
     generator = torch.Generator().manual_seed(seed)
     slot_count = layout.block_count * layout.block_size
     written = torch.zeros(slot_count, dtype=torch.bool)
@@ -96,7 +116,7 @@ def make_scene(layout: PassLayout, geometry: Geometry, *, seed: int = 0) -> Scen
     def pool(width: int) -> tuple[Tensor, Tensor | None]:
         shape = (slot_count, geometry.kv_heads, width)
         rows = torch.randn(shape, generator=generator)
-        if geometry.kv_dtype in ONE_BYTE_DTYPES:
+        if geometry.kv_dtype in QUANTIZED_MAXIMA:
             quantized = quantize_rows(rows, geometry.kv_dtype)
             # int8 has no NaN, but its scale has.
             quantized.scales[~written] = torch.nan
@@ -119,13 +139,13 @@ def context_slots(layout: PassLayout, index: int) -> Tensor:
 
 
 def exact_answer(scene: Scene, options: AttentionOptions) -> Tensor:
-    """What attention over the scene is: float64 (rows, query heads, value width)."""
+    """What attention over the scene is: float64 (rows, query heads, value width), 0 for padding."""
     layout, layer = scene.layout, scene.layer
     query = scene.query.double()
     answer = query.new_zeros((*query.shape[:2], layer.value_width))
     group_size = query.shape[1] // layer.head_count
     for index, query_start in enumerate(layout.query_starts):
-        slots = context_slots(layout, index)
+        slots = context_slots(layout, index).to(query.device)
         for rank in range(int(layout.query_token_counts[index])):
             position = int(layout.start_positions[index]) + rank
             window = options.window_token_count
