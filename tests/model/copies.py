@@ -94,8 +94,7 @@ class NaiveCopies(NaivePool):
         """Keeps the source of a copy from being handed out; an idle one is used last now."""
         self.busy_blocks.add(block)
         if block in self.free:
-            self.free.remove(block)
-            self.free.append(block)
+            self.rest(block)
 
     def awaitable(
         self, token_ids: list[int], identity: Identity, *, matched_token_count: int

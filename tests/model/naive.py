@@ -237,6 +237,13 @@ class NaivePool:
             and sequence.table[depth] != self.index[place]
         ]
 
+    def rest(self, block: BlockId) -> None:
+        """Puts a cached block that became idle, or was refreshed, where it goes in the free order:
+        all that an eviction policy decides (S20)."""
+        if block in self.free:
+            self.free.remove(block)
+        self.free.append(block)
+
     def release(self, sequence: NaiveSequence, *, kept_block_count: int) -> None:
         """Gives back a table's blocks behind the kept ones, from the end (S17).
 
@@ -261,8 +268,7 @@ class NaivePool:
         for depth in reversed(range(min(sequence.shared_count, len(sequence.table)))):
             indexed = self.index[sequence.place(depth)]
             if indexed != sequence.table[depth] and indexed in self.free:
-                self.free.remove(indexed)
-                self.free.append(indexed)
+                self.rest(indexed)
                 moved.append(indexed)
         return moved
 
@@ -278,7 +284,7 @@ class NaivePool:
         if place is not None and written:
             self._index_twin(place, self.oldest(written))
         if place is not None and not written:
-            self.free.append(block)
+            self.rest(block)
             return []
         self.step_of_block.pop(block, None)
         if block in self.twin_blocks:
@@ -298,8 +304,7 @@ class NaivePool:
         if sequence.planned_step_id == self.applied_step_id:
             self.busy_blocks.add(indexed)
         if indexed != block and indexed in self.free:
-            self.free.remove(indexed)
-            self.free.append(indexed)
+            self.rest(indexed)
 
     def written_twins_of(self, place: Place) -> list[BlockId]:
         """Returns the twins of a place whose KV is written.
