@@ -12,6 +12,6 @@ The way in, from a pass to its numbers:
 - ``variants``, ``compilation``, ``report``: what every kernel takes on every GPU, without one.
 - ``oracle``: what attention is, in float64, over pools full of NaN.
 
-``paged_kv`` writes a pool as plain torch, ``kernel_writer`` by the kernels. Only they and the report
-import triton.
+``paged_kv`` writes pools as plain torch, ``kernel_writer`` by the kernels. Only the kernels, that
+module and the report import triton.
 """

@@ -55,6 +55,12 @@ class LayerKv:
         return self.keys.dtype in QUANTIZED_MAXIMA
 
     @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that a token's slot has a row of: K, V, and scales where there are any."""
+        scales = (self.key_scales, self.value_scales)
+        return (self.keys, self.values, *(tensor for tensor in scales if tensor is not None))
+
+    @property
     def slot_count(self) -> int:
         """Slots of the pool, block 0 included."""
         return self.keys.shape[0]
@@ -111,6 +117,26 @@ def quantize_rows(rows: Tensor, dtype: torch.dtype) -> QuantizedRows:
     return QuantizedRows(scaled.to(dtype), scales)
 
 
+def as_movable(tensor: Tensor) -> Tensor:
+    """The same memory in a dtype that torch moves on every device: 8-bit floats as bytes."""
+    return tensor.view(torch.uint8) if tensor.dtype == FP8_DTYPE else tensor
+
+
 def dequantize(elements: Tensor, scales: Tensor | None) -> Tensor:
     """Elements (..., width) and their scales (...) as float32."""
     return elements.float() if scales is None else elements.float() * scales[..., None]
+
+
+def dequantize_into(target: Tensor, elements: Tensor, scales: Tensor) -> None:
+    """Writes 8-bit elements (..., width) times their scales (...) to contiguous floats.
+
+    ``target`` holds what `dequantize` gives, rounded once to its dtype.
+    """
+    if elements.dtype == FP8_DTYPE:
+        # A table of all numbers: torch's own conversion on the CPU takes five times as long.
+        numbers = torch.arange(256, dtype=torch.uint8, device=elements.device).view(FP8_DTYPE)
+        places = elements.view(torch.uint8).int().flatten()
+        torch.index_select(numbers.to(target.dtype), 0, places, out=target.view(-1))
+    else:
+        target.copy_(elements)
+    target.mul_(scales[..., None])

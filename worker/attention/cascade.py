@@ -15,7 +15,7 @@ from torch import Tensor
 
 from prefixd.kernels.layer_kv import LayerKv
 from prefixd.worker.attention.batch import SequenceRows
-from prefixd.worker.attention.pages import GatherBuffer, Stretch, split_stretches
+from prefixd.worker.attention.pages import ReadBuffer, Stretch, split_stretches
 from prefixd.worker.attention.seam import LayerTraits
 
 
@@ -41,7 +41,7 @@ class DecodeCascade:
     rows: Tensor
     branches: tuple[Branch, ...]
     context_token_count_max: int
-    _buffer: GatherBuffer = field(default_factory=GatherBuffer)
+    _buffer: ReadBuffer = field(default_factory=ReadBuffer)
 
     def attend(self, query: Tensor, layer: LayerKv, traits: LayerTraits) -> Tensor:
         """Attends with the decode rows over their whole contexts (no window).
@@ -65,9 +65,8 @@ class DecodeCascade:
             rows = slice(branch.first_row, branch.end_row)
             stretch = branch.stretch
             part = weights[:, rows, :, stretch.first_position : stretch.end_position]
-            product = torch.matmul(
-                part.flatten(1, 2), stretch.read(layer.values, self._buffer).transpose(0, 1)
-            )
+            values = self._buffer.values(layer, stretch.slots, query.dtype)
+            product = torch.matmul(part.flatten(1, 2), values.transpose(0, 1))
             output[:, rows] += product.view(*part.shape[:3], -1)
         return output.transpose(0, 1).flatten(1, 2)
 
@@ -79,9 +78,8 @@ class DecodeCascade:
             rows = slice(branch.first_row, branch.end_row)
             part = packed[:, rows]
             stretch = branch.stretch
-            product = torch.matmul(
-                part.flatten(1, 2), stretch.read(layer.keys, self._buffer).permute(1, 2, 0)
-            )
+            keys = self._buffer.keys(layer, stretch.slots, packed.dtype)
+            product = torch.matmul(part.flatten(1, 2), keys.permute(1, 2, 0))
             part_scores = product.float().mul_(traits.scaling)
             if traits.softcap is not None:
                 part_scores = traits.softcap * torch.tanh(part_scores / traits.softcap)

@@ -10,36 +10,73 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from prefixd.kernels.layer_kv import LayerKv, as_movable, dequantize_into
+
 # A shorter run of consecutive blocks is cheaper to gather with its neighbours than to read alone.
 RUN_TOKEN_COUNT_MIN = 64
 
 
-class GatherBuffer:
-    """Memory that gathers of one pass write to in turn.
+class ReadBuffer:
+    """Memory that reads of one pass write to in turn, where they cannot be views of the pool.
 
-    A fresh tensor per gather would cost many times the copy itself: the allocator hands large ones
+    A fresh tensor per read would cost many times the copy itself: the allocator hands large ones
     back to the system, and each of their pages faults anew.
 
-    Invariant: a gather is used up before the next one.
+    Invariant: a read is used up before the next one.
     """
 
     def __init__(self) -> None:
-        self._memory: Tensor | None = None
+        self._gathered = _Memory()
+        self._floats = _Memory()
 
-    def gather(self, pool: Tensor, slots: Tensor) -> Tensor:
-        """``pool[slots]``, valid until the next gather.
+    def keys(self, layer: LayerKv, slots: slice | Tensor, dtype: torch.dtype) -> Tensor:
+        """K at some slots as floats, valid until the next read.
 
         Args:
-            pool: (slots of the pool, kv heads, width).
-            slots: int64 (tokens,).
+            layer: the layer's pool.
+            slots: a slice, or int64 (tokens,).
+            dtype: of the result; that of the pool, unless it is 8-bit.
+
+        Returns:
+            (tokens, kv heads, key width), a view of the pool where it can be.
         """
-        shape = (slots.shape[0], *pool.shape[1:])
-        count = math.prod(shape)
-        if self._memory is None or self._memory.numel() < count or self._memory.dtype != pool.dtype:
-            self._memory = pool.new_empty(count)
-        gathered = self._memory[:count].view(shape)
-        torch.index_select(pool, 0, slots, out=gathered)
-        return gathered
+        return self._read(layer.keys, layer.key_scales, slots, dtype)
+
+    def values(self, layer: LayerKv, slots: slice | Tensor, dtype: torch.dtype) -> Tensor:
+        """V at some slots, likewise: (tokens, kv heads, value width)."""
+        return self._read(layer.values, layer.value_scales, slots, dtype)
+
+    def _read(
+        self, pool: Tensor, scales: Tensor | None, slots: slice | Tensor, dtype: torch.dtype
+    ) -> Tensor:
+        elements = pool[slots] if isinstance(slots, slice) else self._gather(pool, slots)
+        if scales is None:
+            assert elements.dtype == dtype, (elements.dtype, dtype)
+            return elements
+        floats = self._floats.tensor(elements.shape, dtype, elements.device)
+        dequantize_into(floats, elements, scales[slots])
+        return floats
+
+    def _gather(self, pool: Tensor, slots: Tensor) -> Tensor:
+        movable = as_movable(pool)
+        shape = torch.Size((slots.shape[0], *pool.shape[1:]))
+        gathered = self._gathered.tensor(shape, movable.dtype, pool.device)
+        torch.index_select(movable, 0, slots, out=gathered)
+        return gathered.view(pool.dtype)
+
+
+class _Memory:
+    """One tensor that grows as it must."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0)
+
+    def tensor(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A tensor in it, valid until the next."""
+        memory, count = self._memory, math.prod(shape)
+        if memory.numel() < count or (memory.dtype, memory.device) != (dtype, device):
+            memory = self._memory = torch.empty(count, dtype=dtype, device=device)
+        return memory[:count].view(shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +91,6 @@ class Stretch:
     def token_count(self) -> int:
         """Positions it covers."""
         return self.end_position - self.first_position
-
-    def read(self, pool: Tensor, buffer: GatherBuffer) -> Tensor:
-        """Its K or V: (tokens, kv heads, width), a view of the pool where it can be."""
-        if isinstance(self.slots, slice):
-            return pool[self.slots]
-        return buffer.gather(pool, self.slots)
 
 
 def whole_stretch(

@@ -44,9 +44,18 @@ class ReferencePlan:
                 row = rows.query_start + offset
                 visible = slots[first_visible(position, traits) : position + 1]
                 output[row] = _attend_row(
-                    query[row], layer.keys[visible], layer.values[visible], traits
+                    query[row],
+                    _read(layer.keys, layer.key_scales, visible),
+                    _read(layer.values, layer.value_scales, visible),
+                    traits,
                 )
         return output
+
+
+def _read(pool: Tensor, scales: Tensor | None, slots: Tensor) -> Tensor:
+    """Some slots of a pool as float64: (tokens, kv heads, width)."""
+    elements = pool[slots].double()
+    return elements if scales is None else elements * scales[slots].double()[..., None]
 
 
 def _attend_row(query: Tensor, keys: Tensor, values: Tensor, traits: LayerTraits) -> Tensor:
@@ -55,11 +64,11 @@ def _attend_row(query: Tensor, keys: Tensor, values: Tensor, traits: LayerTraits
     outputs = []
     for head in range(query.shape[0]):
         kv_head = head // group_size
-        scores = keys[:, kv_head].double() @ query[head].double() * traits.scaling
+        scores = keys[:, kv_head] @ query[head].double() * traits.scaling
         if traits.softcap is not None:
             scores = traits.softcap * torch.tanh(scores / traits.softcap)
         if traits.sinks is not None:
             scores = torch.cat([scores, traits.sinks[head].double()[None]])
         weights = torch.softmax(scores, dim=0)[: keys.shape[0]]
-        outputs.append(weights @ values[:, kv_head].double())
+        outputs.append(weights @ values[:, kv_head])
     return torch.stack(outputs).to(query.dtype)

@@ -16,7 +16,7 @@ from torch.nn import functional
 from prefixd.kernels.layer_kv import LayerKv
 from prefixd.worker.attention.batch import AttentionBatch, SequenceRows
 from prefixd.worker.attention.cascade import DecodeCascade, build_cascade
-from prefixd.worker.attention.pages import GatherBuffer, Stretch, whole_stretch
+from prefixd.worker.attention.pages import ReadBuffer, Stretch, whole_stretch
 from prefixd.worker.attention.seam import LayerTraits, first_visible
 
 QUERY_TILE_ROW_COUNT = 128
@@ -74,8 +74,8 @@ class SdpaPlan:
     several: tuple[SequenceRows, ...]
     cascade: DecodeCascade | None
     _readings: dict[int | None, tuple[_Reading, ...]] = field(default_factory=dict)
-    _key_buffer: GatherBuffer = field(default_factory=GatherBuffer)
-    _value_buffer: GatherBuffer = field(default_factory=GatherBuffer)
+    _key_buffer: ReadBuffer = field(default_factory=ReadBuffer)
+    _value_buffer: ReadBuffer = field(default_factory=ReadBuffer)
 
     def attend(self, query: Tensor, layer: LayerKv, traits: LayerTraits) -> Tensor:
         """See the seam."""
@@ -85,8 +85,8 @@ class SdpaPlan:
         is_plain = traits.softcap is None and traits.sinks is None
         attend_tile = _attend_fused if is_plain else _attend_composed
         for reading in self._readings_for(query, traits):
-            read_keys = reading.stretch.read(layer.keys, self._key_buffer)
-            read_values = reading.stretch.read(layer.values, self._value_buffer)
+            read_keys = self._key_buffer.keys(layer, reading.stretch.slots, query.dtype)
+            read_values = self._value_buffer.values(layer, reading.stretch.slots, query.dtype)
             for tile in reading.tiles:
                 output[tile.rows] = attend_tile(
                     query[tile.rows], read_keys[tile.keys], read_values[tile.keys], tile, traits

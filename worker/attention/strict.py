@@ -21,7 +21,7 @@ from torch import Tensor
 
 from prefixd.kernels.layer_kv import LayerKv
 from prefixd.worker.attention.batch import AttentionBatch, SequenceRows
-from prefixd.worker.attention.pages import GatherBuffer
+from prefixd.worker.attention.pages import ReadBuffer
 from prefixd.worker.attention.seam import LayerTraits, first_visible
 
 KEY_TILE_TOKEN_COUNT = 64
@@ -58,16 +58,16 @@ class StrictPlan:
 
     batch: AttentionBatch
     _contexts: dict[int | None, tuple["_Context", ...]] = field(default_factory=dict)
-    _key_buffer: GatherBuffer = field(default_factory=GatherBuffer)
-    _value_buffer: GatherBuffer = field(default_factory=GatherBuffer)
+    _key_buffer: ReadBuffer = field(default_factory=ReadBuffer)
+    _value_buffer: ReadBuffer = field(default_factory=ReadBuffer)
 
     def attend(self, query: Tensor, layer: LayerKv, traits: LayerTraits) -> Tensor:
         """See the seam."""
         output = query.new_zeros((*query.shape[:2], layer.value_width))
         for context in self._contexts_for(traits):
             rows = context.rows
-            context_keys = self._key_buffer.gather(layer.keys, context.slots)
-            context_values = self._value_buffer.gather(layer.values, context.slots)
+            context_keys = self._key_buffer.keys(layer, context.slots, query.dtype)
+            context_values = self._value_buffer.values(layer, context.slots, query.dtype)
             for first in range(0, rows.query_token_count, QUERY_TILE_ROW_COUNT):
                 count = min(QUERY_TILE_ROW_COUNT, rows.query_token_count - first)
                 start = rows.query_start + first

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from prefixd.kernels.layer_kv import LayerKv
-from prefixd.kernels.paged_kv import block_slots, copy_slots, store_rows
+from prefixd.kernels.layer_kv import QUANTIZED_MAXIMA, LayerKv
+from prefixd.kernels.paged_kv import PoolWriter, pool_writer
+
+_SCALE_DTYPE = torch.float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +25,17 @@ class LayerGeometry:
         """Elements of K and V together for one token."""
         return self.kv_head_count * (self.key_width + self.value_width)
 
+    def token_byte_count(self, dtype: torch.dtype) -> int:
+        """Bytes of one token's K and V, with the scales that an 8-bit dtype needs."""
+        scales_per_token = 2 * self.kv_head_count if dtype in QUANTIZED_MAXIMA else 0
+        return self.elements_per_token * dtype.itemsize + scales_per_token * _SCALE_DTYPE.itemsize
+
 
 def block_byte_count(
     geometry: Sequence[LayerGeometry], *, block_size: int, dtype: torch.dtype
 ) -> int:
     """Bytes of one block over all page memories, to size a pool by memory."""
-    elements_per_token = sum(layer.elements_per_token for layer in geometry)
-    return block_size * elements_per_token * dtype.itemsize
+    return block_size * sum(layer.token_byte_count(dtype) for layer in geometry)
 
 
 class PagedKv:
@@ -50,26 +56,54 @@ class PagedKv:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        writer: PoolWriter | None = None,
     ) -> None:
+        """Makes a pool of zeros.
+
+        Args:
+            geometry: of each page memory.
+            block_count: blocks, block 0 included.
+            block_size: slots per block.
+            dtype: of stored elements; scales come beside those of 8 bits.
+            device: where it lies.
+            writer: stores and copies; None: the device's own.
+        """
         assert block_count >= 2, "a pool holds the padding block and at least one more"
         assert block_size >= 1, block_size
         self.block_count = block_count
         self.block_size = block_size
         slot_count = block_count * block_size
 
-        def zeros(layer: LayerGeometry, width: int) -> Tensor:
+        def elements(layer: LayerGeometry, width: int) -> Tensor:
             shape = (slot_count, layer.kv_head_count, width)
             return torch.zeros(shape, dtype=dtype, device=device)
 
+        def scales(layer: LayerGeometry) -> Tensor | None:
+            if dtype not in QUANTIZED_MAXIMA:
+                return None
+            shape = (slot_count, layer.kv_head_count)
+            return torch.zeros(shape, dtype=_SCALE_DTYPE, device=device)
+
         self._pages = tuple(
-            LayerKv(zeros(layer, layer.key_width), zeros(layer, layer.value_width))
+            LayerKv(
+                elements(layer, layer.key_width),
+                elements(layer, layer.value_width),
+                scales(layer),
+                scales(layer),
+            )
             for layer in geometry
         )
+        self._writer = pool_writer(device) if writer is None else writer
 
     @property
     def page_count(self) -> int:
         """Page memories."""
         return len(self._pages)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of stored elements."""
+        return self._pages[0].keys.dtype
 
     @property
     def slot_count(self) -> int:
@@ -79,7 +113,7 @@ class PagedKv:
     @property
     def byte_count(self) -> int:
         """Bytes that the pool takes on its device."""
-        return sum(page.keys.nbytes + page.values.nbytes for page in self._pages)
+        return sum(tensor.nbytes for page in self._pages for tensor in page.tensors)
 
     def layer(self, page: int) -> LayerKv:
         """One page memory, as attention reads it."""
@@ -94,9 +128,9 @@ class PagedKv:
             values: (tokens, kv heads, value width).
             slots: int64 (tokens,).
         """
-        layer = self._pages[page]
-        store_rows(layer.keys, keys, slots)
-        store_rows(layer.values, values, slots)
+        self._writer.store(
+            self._pages[page], keys=keys, values=values, slots=slots, block_size=self.block_size
+        )
 
     def copy_blocks(
         self,
@@ -107,14 +141,13 @@ class PagedKv:
     ) -> None:
         """Copies the first ``token_counts[i]`` tokens of each source to its target, on all pages.
 
-        The rest of a target keeps what it held. Every source is read before a target is written.
+        The rest of a target keeps what it held. No block is both source and target.
         """
         device = self._pages[0].keys.device
-        counts = torch.tensor(token_counts, dtype=torch.int64, device=device)
-        source_ids = torch.tensor(source_block_ids, dtype=torch.int64, device=device)
-        target_ids = torch.tensor(target_block_ids, dtype=torch.int64, device=device)
-        source_slots = block_slots(source_ids, counts, block_size=self.block_size)
-        target_slots = block_slots(target_ids, counts, block_size=self.block_size)
-        for page in self._pages:
-            for pool in (page.keys, page.values):
-                copy_slots(pool, source_slots=source_slots, target_slots=target_slots)
+        self._writer.copy_blocks(
+            self._pages,
+            source_block_ids=torch.tensor(source_block_ids, dtype=torch.int64, device=device),
+            target_block_ids=torch.tensor(target_block_ids, dtype=torch.int64, device=device),
+            token_counts=torch.tensor(token_counts, dtype=torch.int64, device=device),
+            block_size=self.block_size,
+        )
