@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -42,14 +44,15 @@ class AttentionBatch:
     Attributes:
         slots: int64 (rows,), where each row's K and V are stored.
         sequences: in row order.
-        block_tables: int64 (sequences, blocks of the longest table), padded with block 0.
+        block_tables: int32 (sequences, blocks of the longest table), padded with block 0; on the
+            host, where passes are planned.
         block_size: slots per block.
         group_index: of the KV group whose layers read it.
     """
 
     slots: Tensor
     sequences: tuple[SequenceRows, ...]
-    block_tables: Tensor
+    block_tables: NDArray[np.int32]
     block_size: int
     group_index: int = 0
 
@@ -61,18 +64,24 @@ class AttentionBatch:
     def context_slots(self, index: int) -> Tensor:
         """Slots of all positions that sequence ``index`` reads: int64 (context tokens,)."""
         rows = self.sequences[index]
-        device = self.block_tables.device
-        positions = torch.arange(rows.context_token_count, device=device)
-        table = self.block_tables[index]
-        return table[positions // self.block_size] * self.block_size + positions % self.block_size
+        positions = np.arange(rows.context_token_count)
+        blocks = self.block_tables[index, positions // self.block_size].astype(np.int64)
+        slots = blocks * self.block_size + positions % self.block_size
+        return torch.from_numpy(slots).to(self.slots.device)
 
 
 def build_batch(
     slots: Tensor, sequences: Sequence[SequenceRows], *, block_size: int, group_index: int = 0
 ) -> AttentionBatch:
-    """Packs the block tables of the sequences into one tensor beside ``slots``, on its device."""
+    """Packs the block tables of the sequences into one array beside ``slots``."""
+    tables = pack_tables(sequences)
+    return AttentionBatch(slots, tuple(sequences), tables, block_size, group_index)
+
+
+def pack_tables(sequences: Sequence[SequenceRows]) -> NDArray[np.int32]:
+    """The block tables of sequences: int32 (sequences, blocks of the longest), 0 behind the end."""
     block_count_max = max((len(rows.block_ids) for rows in sequences), default=0)
-    table = torch.zeros((len(sequences), block_count_max), dtype=torch.int64)
-    for index, rows in enumerate(sequences):
-        table[index, : len(rows.block_ids)] = torch.tensor(rows.block_ids, dtype=torch.int64)
-    return AttentionBatch(slots, tuple(sequences), table.to(slots.device), block_size, group_index)
+    tables = np.zeros((len(sequences), block_count_max), np.int32)
+    for table, rows in zip(tables, sequences, strict=True):
+        table[: len(rows.block_ids)] = rows.block_ids
+    return tables

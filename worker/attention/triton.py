@@ -80,11 +80,8 @@ class TritonPlan:
 
 def _layout_of(batch: AttentionBatch, *, slot_count: int) -> PassLayout:
     sequences = batch.sequences
-    tables = np.zeros((len(sequences), batch.block_tables.shape[1]), np.int32)
-    for table, rows in zip(tables, sequences, strict=True):
-        table[: len(rows.block_ids)] = rows.block_ids
     return PassLayout(
-        tables,
+        batch.block_tables,
         np.array([rows.query_start for rows in sequences], np.int64),
         np.array([rows.query_token_count for rows in sequences], np.int64),
         np.array([rows.context_token_count for rows in sequences], np.int64),

@@ -1,18 +1,21 @@
 """Runs forward passes of a loaded model on paged KV."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from prefixd.worker.attention.batch import SequenceRows, build_batch
+from prefixd.worker.attention.batch import AttentionBatch, pack_tables
 from prefixd.worker.attention.seam import AttentionBackend
-from prefixd.worker.kv_groups import KvGroup
-from prefixd.worker.model.attention_hook import AttentionCall, AttentionHandler
+from prefixd.worker.model.attention_hook import AttentionHandler
 from prefixd.worker.model.forward import BlockCopy, ForwardPass
 from prefixd.worker.model.kv_cache import PagedKv
 from prefixd.worker.model.loaded import LoadedModel, call_network
 from prefixd.worker.model.lora import LoraRows
+from prefixd.worker.model.paging import paged_handler, places_of
+from prefixd.worker.model.pass_check import check_copies, check_pass
 
 
 class ModelRunner:
@@ -27,7 +30,7 @@ class ModelRunner:
         self._model = model
         self._kv = kv
         self._backend = backend
-        self._places = _places_of(model)
+        self._places = places_of(model)
 
     @property
     def model(self) -> LoadedModel:
@@ -53,7 +56,8 @@ class ModelRunner:
             AssertionError: the pass contradicts itself or the pool (a caller's fault); nothing was
                 written.
         """
-        self._check(forward)
+        tables = [pack_tables(group.sequences) for group in forward.groups]
+        check_pass(forward, tables, self._model, self._kv)
         self.copy(forward.copies)
         padding = self._backend.padded_row_count(forward.token_count) - forward.token_count
         logit_count = len(forward.logit_rows)
@@ -62,7 +66,7 @@ class ModelRunner:
             logits = call_network(
                 self._model.network,
                 self._model.context,
-                self._handler(forward, padding),
+                self._handler(forward, tables, padding),
                 token_ids=self._tensor(np.pad(forward.token_ids, (0, padding))),
                 positions=self._tensor(np.pad(forward.positions, (0, padding))),
                 logit_rows=self._tensor(np.pad(forward.logit_rows, (0, logit_padding))),
@@ -75,7 +79,7 @@ class ModelRunner:
         Raises:
             AssertionError: a copy contradicts the pool or another copy; nothing was written.
         """
-        _check_copies(copies, self._kv)
+        check_copies(copies, self._kv)
         if copies:
             self._kv.copy_blocks(
                 source_block_ids=[copy.source_block_id for copy in copies],
@@ -83,22 +87,17 @@ class ModelRunner:
                 token_counts=[copy.token_count for copy in copies],
             )
 
-    def _handler(self, forward: ForwardPass, padding: int) -> AttentionHandler:
-        kv, places = self._kv, self._places
+    def _handler(
+        self, forward: ForwardPass, tables: Sequence[NDArray[np.int32]], padding: int
+    ) -> AttentionHandler:
         group_slots, plans = [], []
-        for index, group in enumerate(forward.groups):
+        for index, (group, packed) in enumerate(zip(forward.groups, tables, strict=True)):
             # Padding rows store to slot 0, in the block that nobody reads.
             slots = self._tensor(np.pad(group.slots, (0, padding)))
+            batch = AttentionBatch(slots, group.sequences, packed, self._kv.block_size, index)
             group_slots.append(slots)
-            batch = build_batch(slots, group.sequences, block_size=kv.block_size, group_index=index)
             plans.append(self._backend.plan(batch))
-
-        def attend(call: AttentionCall) -> Tensor:
-            group, page = places[call.module]
-            kv.store(page, keys=call.keys, values=call.values, slots=group_slots[group])
-            return plans[group].attend(call.query, kv.layer(page), call.traits)
-
-        return attend
+        return paged_handler(self._places, self._kv, group_slots, plans)
 
     def _lora_rows(self, forward: ForwardPass) -> tuple[LoraRows, ...]:
         """The rows of each adapter that some sequence goes through."""
@@ -116,70 +115,3 @@ class ModelRunner:
 
     def _tensor(self, array: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(array).to(self._model.device)
-
-    def _check(self, forward: ForwardPass) -> None:
-        count = forward.token_count
-        assert count > 0, "a pass computes at least one token"
-        assert forward.positions.shape == (count,), "one position per token"
-        assert forward.token_ids.min() >= 0, "token ids are not negative"
-        assert forward.token_ids.max() < self._model.vocabulary_size, "token id in vocabulary"
-        assert forward.positions.max() < self._model.context_token_count_max, "within context"
-        logit_rows = forward.logit_rows
-        if len(logit_rows):
-            assert 0 <= logit_rows.min() <= logit_rows.max() < count, "logit rows are rows"
-        for group, rows in zip(self._model.groups, forward.groups, strict=True):
-            assert rows.slots.shape == (count,), "one slot per token"
-            end = 0
-            for sequence in rows.sequences:
-                assert sequence.query_start == end, "rows follow one another"
-                end += sequence.query_token_count
-                _check_sequence(sequence, rows.slots, forward.positions, group, self._kv)
-            assert end == count, "every row belongs to a sequence"
-        slots = np.concatenate([rows.slots for rows in forward.groups])
-        assert len(np.unique(slots)) == len(slots), "no slot is written twice"
-
-
-def _places_of(model: LoadedModel) -> dict[nn.Module, tuple[int, int]]:
-    """KV group and page memory of each attention module."""
-    by_layer = {
-        layer: (group_index, page)
-        for group_index, group in enumerate(model.groups)
-        for page, layer in enumerate(group.layer_indices)
-    }
-    return {module: by_layer[layer] for module, layer in model.layer_indices.items()}
-
-
-def _check_sequence(
-    sequence: SequenceRows,
-    slots: NDArray[np.int64],
-    positions: NDArray[np.int64],
-    group: KvGroup,
-    kv: PagedKv,
-) -> None:
-    """Its table covers its context with real blocks, and its slots are those of the table."""
-    assert sequence.query_token_count > 0, "a sequence has at least one row"
-    assert sequence.start_position >= 0, "positions are not negative"
-    block_count = -(-sequence.context_token_count // kv.block_size)
-    table = np.asarray(sequence.block_ids[:block_count], dtype=np.int64)
-    assert len(table) == block_count, f"{len(table)} blocks, {block_count} are read"
-    first_read = group.first_read_block(sequence.start_position, block_size=kv.block_size)
-    read = table[first_read:]
-    assert 0 < read.min() <= read.max() < kv.block_count, "block ids lie in the pool"
-    assert table.min() >= 0, "block ids lie in the pool"
-    assert table.max() < kv.block_count, "block ids lie in the pool"
-    expected_positions = np.arange(sequence.start_position, sequence.context_token_count)
-    of_sequence = positions[sequence.query_rows]
-    assert np.array_equal(of_sequence, expected_positions), "positions are consecutive"
-    expected = table[of_sequence // kv.block_size] * kv.block_size + of_sequence % kv.block_size
-    assert np.array_equal(slots[sequence.query_rows], expected), "slots follow the table"
-
-
-def _check_copies(copies: tuple[BlockCopy, ...], kv: PagedKv) -> None:
-    sources = {copy.source_block_id for copy in copies}
-    targets = {copy.target_block_id for copy in copies}
-    assert len(targets) == len(copies), "a block is the target of one copy"
-    assert not sources & targets, "no block is both source and target"
-    for copy in copies:
-        assert 0 < copy.source_block_id < kv.block_count, copy
-        assert 0 < copy.target_block_id < kv.block_count, copy
-        assert 0 < copy.token_count <= kv.block_size, copy
