@@ -161,6 +161,8 @@ class WorkerInfo:
     attention_backend: str
     device: str
     dtype: str
+    kv_dtype: str
+    token_byte_count: int
     block_count: int
     block_size: int
     context_token_count_max: int

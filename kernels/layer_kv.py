@@ -15,6 +15,10 @@ AMAX_MIN = 2.0**-100
 """A head whose largest magnitude is below this is stored as zeros: its scale would be subnormal."""
 
 
+FP8_CAPABILITY_MIN = (8, 9)
+"""The first compute capability that converts e4m3 numbers."""
+
+
 @dataclass(frozen=True, slots=True)
 class LayerKv:
     """One layer's pool; slot = block_id * block_size + offset.
@@ -79,6 +83,14 @@ class LayerKv:
     def value_width(self) -> int:
         """Elements of V per head."""
         return self.values.shape[2]
+
+
+def fp8_refusal(capability: tuple[int, int]) -> str | None:
+    """Why a GPU of a compute capability cannot have e4m3 pools, or None where it can."""
+    if capability >= FP8_CAPABILITY_MIN:
+        return None
+    needed, found = (".".join(map(str, pair)) for pair in (FP8_CAPABILITY_MIN, capability))
+    return f"e4m3 conversions need compute capability {needed}, this GPU has {found}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,7 @@ from prefixd.worker.options import (
     ControllerWaitSOption,
     DeviceOption,
     DtypeOption,
+    KvDtypeOption,
     LeaseMsOption,
     ListenOption,
     LogLevelOption,
@@ -59,6 +60,7 @@ from prefixd.worker.options import (
     PoolNameOption,
     RunningSequenceCountMaxOption,
     SubBlockReuseOption,
+    TensorParallelOption,
     ThreadsOption,
     TlsCertificateOption,
     TlsClientCaOption,
@@ -109,7 +111,9 @@ def main(
     attention_backend: AttentionBackendOption = "torch",
     device: DeviceOption = "auto",
     dtype: DtypeOption = "auto",
+    kv_dtype: KvDtypeOption = "auto",
     threads: ThreadsOption = 1,
+    tensor_parallel: TensorParallelOption = 1,
     chunk_token_count_max: ChunkTokenCountMaxOption = LIMITS_DEFAULT.chunk_token_count_max,
     running_sequence_count_max: RunningSequenceCountMaxOption = (
         LIMITS_DEFAULT.running_sequence_count_max
@@ -127,10 +131,12 @@ def main(
             attention_backend=attention_backend,
             device=device,
             dtype=dtype,
+            kv_dtype=kv_dtype,
             thread_count=threads,
             block_size=block_size,
             block_count=block_count or None,
             loras=tuple(parse_lora_source(text) for text in lora),
+            rank_count=tensor_parallel,
         )
         config = WorkerConfig(
             controller=checked_target(controller),

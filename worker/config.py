@@ -15,7 +15,11 @@ from prefixd.worker.rpc.tls import ControllerTls, ServerTls
 BLOCK_SIZE_DEFAULT = 16
 BLOCK_SIZE_MAX = 4_096
 """Most slots per block that a controller takes; more are refused before any memory is."""
+RANK_COUNT_MAX = 64
+"""Most processes that one model is split over; each is on this machine."""
 CONTROLLER_WAIT_S_DEFAULT = 30.0
+KV_DTYPES = ("auto", "int8", "fp8")
+"""How a pool may store K and V: in the model's dtype, or in 8 bits (fp8 is e4m3)."""
 
 
 class ConfigInvalid(Exception):
@@ -31,20 +35,24 @@ class ModelConfig:
         attention_backend: a name of `prefixd.worker.attention.registry.BACKENDS`.
         device: "auto", "cpu", "cuda" or "cuda:N".
         dtype: "auto" (float32 on the CPU, bfloat16 on a GPU) or a torch dtype's name.
+        kv_dtype: how the pool stores K and V: one of KV_DTYPES.
         thread_count: threads of the forward pass on the CPU.
         block_size: token slots per block.
         block_count: blocks of the pool, block 0 included; None: sized by the memory.
         loras: the adapters that requests can name.
+        rank_count: processes that the model is split over, by heads.
     """
 
     model: str = MODEL_DEFAULT
     attention_backend: str = "torch"
     device: str = "auto"
     dtype: str = "auto"
+    kv_dtype: str = "auto"
     thread_count: int = 1
     block_size: int = BLOCK_SIZE_DEFAULT
     block_count: int | None = None
     loras: tuple[LoraIdentity, ...] = ()
+    rank_count: int = 1
 
     def check(self) -> None:
         """Raises ConfigInvalid, naming the option and its limit."""
@@ -54,11 +62,21 @@ class ModelConfig:
             raise ConfigInvalid(
                 f"--block-size is {self.block_size}, but must be 1 to {BLOCK_SIZE_MAX}"
             )
+        if self.kv_dtype not in KV_DTYPES:
+            raise ConfigInvalid(
+                f"--kv-dtype is {self.kv_dtype!r}, but must be one of {', '.join(KV_DTYPES)}"
+            )
         if self.block_count is not None and self.block_count < 2:
             raise ConfigInvalid(f"--block-count is {self.block_count}, but must be at least 2")
         names = [lora.name for lora in self.loras]
         if len(set(names)) < len(names):
             raise ConfigInvalid("--lora gives two adapters one name")
+        if not 1 <= self.rank_count <= RANK_COUNT_MAX:
+            raise ConfigInvalid(
+                f"--tensor-parallel is {self.rank_count}, but must be 1 to {RANK_COUNT_MAX}"
+            )
+        if self.rank_count > 1 and self.loras:
+            raise ConfigInvalid("--lora and --tensor-parallel cannot be combined yet")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 
+from prefixd.kernels.layer_kv import FP8_DTYPE, fp8_refusal
 from prefixd.worker.attention.registry import BackendUnavailable, UnknownBackend, create_backend
 from prefixd.worker.config import ConfigInvalid, ModelConfig
 from prefixd.worker.model.fetch import PACKAGED_MODELS, model_folder
@@ -15,6 +16,8 @@ CPU_POOL_BYTES = 768 * 1024 * 1024
 """Memory of a pool on the CPU: some 17,000 tokens of the small model."""
 GPU_POOL_SHARE = 0.6
 """Share of the free GPU memory that the pool takes once the model is loaded."""
+KV_DTYPES_8_BIT = {"int8": torch.int8, "fp8": FP8_DTYPE}
+"""The 8-bit formats of KV by their names among the options."""
 BLOCK_COUNT_MAX_DEFAULT = 65_536
 """Most blocks of a pool that nobody sized: tiny models would make absurd ones."""
 
@@ -49,13 +52,16 @@ def load_runner(config: ModelConfig, *, report: Callable[[str], None]) -> ModelR
         folder, name=name, backend=backend, device=device, dtype=_dtype(config.dtype, device)
     )
     model = with_adapters(model, config.loras)
-    block_count = config.block_count or _block_count(model, block_size=config.block_size)
+    kv_dtype = _kv_dtype(config.kv_dtype, model)
+    block_count = config.block_count or _block_count(
+        model, block_size=config.block_size, kv_dtype=kv_dtype
+    )
     try:
         kv = PagedKv(
             model.page_geometry,
             block_count=block_count,
             block_size=config.block_size,
-            dtype=model.dtype,
+            dtype=kv_dtype,
             device=model.device,
         )
     except RuntimeError as error:  # torch has no kind of its own for this on the CPU
@@ -91,10 +97,21 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
     return dtype
 
 
-def _block_count(model: LoadedModel, *, block_size: int) -> int:
+def _kv_dtype(name: str, model: LoadedModel) -> torch.dtype:
+    if name == "auto":
+        return model.dtype
+    dtype = KV_DTYPES_8_BIT[name]
+    if dtype == FP8_DTYPE and model.device.type == "cuda":
+        refusal = fp8_refusal(torch.cuda.get_device_capability(model.device))
+        if refusal is not None:
+            raise ConfigInvalid(f"--kv-dtype fp8 on {model.device}: {refusal}")
+    return dtype
+
+
+def _block_count(model: LoadedModel, *, block_size: int, kv_dtype: torch.dtype) -> int:
     byte_count = CPU_POOL_BYTES
     if model.device.type == "cuda":
         free_byte_count, _ = torch.cuda.mem_get_info(model.device)
         byte_count = int(GPU_POOL_SHARE * free_byte_count)
-    per_block = block_byte_count(model.page_geometry, block_size=block_size, dtype=model.dtype)
+    per_block = block_byte_count(model.page_geometry, block_size=block_size, dtype=kv_dtype)
     return max(2, min(byte_count // per_block, BLOCK_COUNT_MAX_DEFAULT))

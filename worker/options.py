@@ -73,6 +73,18 @@ DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 DtypeOption = Annotated[
     str, typer.Option(help="auto (float32 on the CPU), float32, bfloat16 or float16.")
 ]
+KvDtypeOption = Annotated[
+    str,
+    typer.Option(
+        help="How the pool stores K and V: auto (the dtype), or 8 bits per element: int8 or fp8."
+    ),
+]
+TensorParallelOption = Annotated[
+    int,
+    typer.Option(
+        help="Processes to split the model over, by heads: as many GPUs, or parts of the CPU."
+    ),
+]
 ThreadsOption = Annotated[int, typer.Option(help="Threads of the forward pass on the CPU.")]
 ChunkTokenCountMaxOption = Annotated[
     int, typer.Option(help="Most tokens that one step prefills of one sequence.")

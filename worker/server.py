@@ -8,6 +8,7 @@ from collections.abc import Callable
 from importlib import metadata
 
 import grpc
+import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
@@ -19,7 +20,6 @@ from prefixd.worker.errors import WorkerBroken
 from prefixd.worker.execution import ModelPassRunner, PassRunner
 from prefixd.worker.limits import MESSAGE_BYTES_MAX
 from prefixd.worker.logs import Log
-from prefixd.worker.model.loaded import LoadedModel
 from prefixd.worker.model.runner import ModelRunner
 from prefixd.worker.model.weights import ModelWeights
 from prefixd.worker.plan_check import PoolShape
@@ -192,7 +192,7 @@ def build(
         reader,
         GenerationFactory(reader, bounds, model.lora.identities, clock_s=time.monotonic),
         WeightReloader(engine, ModelWeights(model), log),
-        _worker_description(config, model, shape, attention_backend),
+        _worker_description(config, runner, shape, attention_backend),
     )
     health = HealthServicer()
     grpc_server = grpc.aio.server(interceptors=[ErrorInterceptor(log)], options=SERVER_OPTIONS)
@@ -247,7 +247,7 @@ def _pool_description(config: WorkerConfig, runner: ModelRunner) -> PoolDescript
         block_count=kv.block_count,
         block_size=kv.block_size,
         groups=model.groups,
-        kv_format=f"{_dtype_name(model)} slot-major",
+        kv_format=f"{_dtype_name(kv.dtype)} slot-major",
         vocabulary_size=model.vocabulary_size,
         model_version=config.model_version,
         sub_block_reuse=config.sub_block_reuse,
@@ -257,8 +257,9 @@ def _pool_description(config: WorkerConfig, runner: ModelRunner) -> PoolDescript
 
 
 def _worker_description(
-    config: WorkerConfig, model: LoadedModel, shape: PoolShape, attention_backend: str
+    config: WorkerConfig, runner: ModelRunner, shape: PoolShape, attention_backend: str
 ) -> WorkerDescription:
+    model, kv = runner.model, runner.kv
     return WorkerDescription(
         version=_version(),
         model_name=model.name,
@@ -266,7 +267,9 @@ def _worker_description(
         controller_address=config.controller,
         attention_backend=attention_backend,
         device=str(model.device),
-        dtype=_dtype_name(model),
+        dtype=_dtype_name(model.dtype),
+        kv_dtype=_dtype_name(kv.dtype),
+        token_byte_count=len(model.groups) * kv.slot_byte_count,
         block_count=shape.block_count,
         block_size=shape.block_size,
         context_token_count_max=model.context_token_count_max,
@@ -276,8 +279,8 @@ def _worker_description(
     )
 
 
-def _dtype_name(model: LoadedModel) -> str:
-    return str(model.dtype).removeprefix("torch.")
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _version() -> str:

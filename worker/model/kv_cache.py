@@ -111,6 +111,11 @@ class PagedKv:
         return self.block_count * self.block_size
 
     @property
+    def slot_byte_count(self) -> int:
+        """Bytes of one slot over all page memories."""
+        return self.byte_count // self.slot_count
+
+    @property
     def byte_count(self) -> int:
         """Bytes that the pool takes on its device."""
         return sum(tensor.nbytes for page in self._pages for tensor in page.tensors)

@@ -32,6 +32,8 @@ class WorkerDescription:
     attention_backend: str
     device: str
     dtype: str
+    kv_dtype: str
+    token_byte_count: int
     block_count: int
     block_size: int
     context_token_count_max: int
@@ -96,6 +98,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             attention_backend=description.attention_backend,
             device=description.device,
             dtype=description.dtype,
+            kv_dtype=description.kv_dtype,
+            token_byte_count=description.token_byte_count,
             block_count=description.block_count,
             block_size=description.block_size,
             context_token_count_max=description.context_token_count_max,
