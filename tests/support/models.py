@@ -197,14 +197,20 @@ class PagedHarness:
     """A runner with a pool, and chunks made from token lists and block tables."""
 
     def __init__(
-        self, model: LoadedModel, *, backend: str, block_count: int = 64, block_size: int = 16
+        self,
+        model: LoadedModel,
+        *,
+        backend: str,
+        block_count: int = 64,
+        block_size: int = 16,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         self.model = model
         self.kv = PagedKv(
             model.page_geometry,
             block_count=block_count,
             block_size=block_size,
-            dtype=model.dtype,
+            dtype=model.dtype if kv_dtype is None else kv_dtype,
             device=model.device,
         )
         self.runner = ModelRunner(model, self.kv, create_backend(backend))
