@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -26,12 +27,34 @@ from prefixd.worker.model.probe import probe_layers
 from prefixd.worker.model.runner import ModelRunner
 
 DIFFERENCE_MAX = 1e-4
-"""Largest difference of logits, relative to the largest logit or 1, whichever is more."""
+"""Largest difference of logits, relative to the largest logit."""
+
+_CONSTRUCTION_ERRORS = (
+    AttributeError,
+    IndexError,
+    KeyError,
+    RuntimeError,
+    StrictDataclassError,
+    TypeError,
+    ValueError,
+)
+"""What transformers raises where it cannot make a model of a configuration."""
 
 _LAYER_COUNT_MIN = 2
 _VOCABULARY_SIZE_MAX = 256
-_INTERMEDIATE_SIZE_MAX = 128
+_INTERMEDIATE_SIZE_MAX = 64
+# Small enough that the probe's sequences reach beyond it.
 _WINDOW_TOKEN_COUNT_MAX = 7
+_SIZE_LIMITS = {
+    "vocab_size": _VOCABULARY_SIZE_MAX,
+    "vocab_size_per_layer_input": _VOCABULARY_SIZE_MAX,
+    "intermediate_size": _INTERMEDIATE_SIZE_MAX,
+    "moe_intermediate_size": _INTERMEDIATE_SIZE_MAX,
+    "shared_expert_intermediate_size": _INTERMEDIATE_SIZE_MAX,
+    "ffn_dim": _INTERMEDIATE_SIZE_MAX,
+    "sliding_window": _WINDOW_TOKEN_COUNT_MAX,
+}
+"""Sizes of a configuration that the copy has no more than; none of them is attention's own."""
 _BLOCK_SIZE = 4
 _SEED = 20_240_229
 
@@ -66,7 +89,7 @@ def check_numbers(
     runner = _runner_of(network, backend, model_name=model_name)
     actual = _paged_logits(runner, first, second)
     for eager, paged in zip(expected, actual, strict=True):
-        difference = float((eager - paged).abs().max() / max(1.0, float(eager.abs().max())))
+        difference = float((eager - paged).abs().max() / eager.abs().max())
         if not difference <= DIFFERENCE_MAX:  # NaN fails too
             reason = (
                 f"on a small random copy, paged attention and the model's own differ by "
@@ -97,16 +120,16 @@ def reduced_config(config: Any) -> Any:
     if getattr(text, "num_kv_shared_layers", 0):
         # The last layers read the KV of earlier ones: as many of them as there are donors.
         text.num_kv_shared_layers = layer_count // 2
-    text.vocab_size = min(text.vocab_size, _VOCABULARY_SIZE_MAX)
-    text.bos_token_id = text.eos_token_id = text.pad_token_id = None
-    for name, limit in (
-        ("intermediate_size", _INTERMEDIATE_SIZE_MAX),
-        ("moe_intermediate_size", _INTERMEDIATE_SIZE_MAX),
-        # Small enough that the probe's sequences reach beyond it.
-        ("sliding_window", _WINDOW_TOKEN_COUNT_MAX),
-    ):
-        if isinstance(getattr(text, name, None), int):
-            setattr(text, name, min(getattr(text, name), limit))
+    for name, limit in _SIZE_LIMITS.items():
+        size = getattr(text, name, None)
+        if isinstance(size, int):
+            setattr(text, name, min(size, limit))
+        elif isinstance(size, list | tuple):  # one per layer
+            setattr(text, name, [min(of_layer, limit) for of_layer in size])
+    # An embedding may have a row of zeros at the padding token, which must be in the vocabulary.
+    padding = getattr(text, "pad_token_id", None)
+    if isinstance(padding, int):
+        text.pad_token_id = min(padding, text.vocab_size - 1)
     if hasattr(text, "initializer_range"):
         # Wide enough that attention is far from uniform.
         text.initializer_range = 2.0 / math.sqrt(text.hidden_size)
@@ -127,7 +150,7 @@ def _small_copy(config: Any, device: torch.device, *, model_name: str) -> Any:
             network = auto_model.from_config(
                 reduced_config(config), dtype=torch.float32, attn_implementation="eager"
             )
-    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+    except _CONSTRUCTION_ERRORS as error:
         reason = f"no small copy of it can be made to check attention: {error}"
         raise ModelRefused(model_name=model_name, reason=reason) from error
     return network.to(device).eval()
