@@ -1,11 +1,14 @@
 """Brings the model of a configuration into memory, with a pool that fits."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from prefixd.kernels.layer_kv import FP8_DTYPE, fp8_refusal
 from prefixd.worker.attention.registry import BackendUnavailable, UnknownBackend, create_backend
+from prefixd.worker.attention.seam import AttentionBackend
 from prefixd.worker.config import ConfigInvalid, ModelConfig
 from prefixd.worker.model.fetch import PACKAGED_MODELS, model_folder
 from prefixd.worker.model.kv_cache import PagedKv, block_byte_count
@@ -22,6 +25,17 @@ BLOCK_COUNT_MAX_DEFAULT = 65_536
 """Most blocks of a pool that nobody sized: tiny models would make absurd ones."""
 
 
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What the options of a model come down to on this machine."""
+
+    folder: Path
+    name: str
+    device: torch.device
+    dtype: torch.dtype
+    backend: AttentionBackend
+
+
 def load_runner(config: ModelConfig, *, report: Callable[[str], None]) -> ModelRunner:
     """Loads the model and makes its pool; ``report`` gets a line before a download.
 
@@ -30,6 +44,29 @@ def load_runner(config: ModelConfig, *, report: Callable[[str], None]) -> ModelR
         ModelRefused: by the guard.
         ModelUnavailable: the model's files are not to be had.
         AdapterUnusable: a LoRA adapter cannot be read or does not fit.
+    """
+    setting = settle(config, report=report)
+    # Imported here: transformers takes seconds, and a bad option should fail at once.
+    from prefixd.worker.model.loader import load_folder, with_adapters
+
+    model = load_folder(
+        setting.folder,
+        name=setting.name,
+        backend=setting.backend,
+        device=setting.device,
+        dtype=setting.dtype,
+    )
+    model = with_adapters(model, config.loras)
+    block_count = config.block_count or fitting_block_count(model, config)
+    return make_runner(model, setting.backend, config, block_count=block_count)
+
+
+def settle(config: ModelConfig, *, report: Callable[[str], None]) -> Setting:
+    """Checks the options and finds the model; ``report`` gets a line before a download.
+
+    Raises:
+        ConfigInvalid: an option is out of range.
+        ModelUnavailable: the model's files are not to be had.
     """
     config.check()
     device = _device(config.device)
@@ -43,25 +80,26 @@ def load_runner(config: ModelConfig, *, report: Callable[[str], None]) -> ModelR
     # Imported here: transformers takes seconds, and a bad option should fail at once.
     from transformers.utils import logging as transformers_logging
 
-    from prefixd.worker.model.loader import load_folder, with_adapters
-
     # Standard error carries JSON lines only.
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call] # theirs
     name = config.model if config.model in PACKAGED_MODELS else folder.resolve().name
-    model = load_folder(
-        folder, name=name, backend=backend, device=device, dtype=_dtype(config.dtype, device)
-    )
-    model = with_adapters(model, config.loras)
-    kv_dtype = _kv_dtype(config.kv_dtype, model)
-    block_count = config.block_count or _block_count(
-        model, block_size=config.block_size, kv_dtype=kv_dtype
-    )
+    return Setting(folder, name, device, _dtype(config.dtype, device), backend)
+
+
+def make_runner(
+    model: LoadedModel, backend: AttentionBackend, config: ModelConfig, *, block_count: int
+) -> ModelRunner:
+    """Makes the pool of a model.
+
+    Raises:
+        ConfigInvalid: the pool does not fit the memory.
+    """
     try:
         kv = PagedKv(
             model.page_geometry,
             block_count=block_count,
             block_size=config.block_size,
-            dtype=kv_dtype,
+            dtype=_kv_dtype(config.kv_dtype, model),
             device=model.device,
         )
     except RuntimeError as error:  # torch has no kind of its own for this on the CPU
@@ -70,6 +108,17 @@ def load_runner(config: ModelConfig, *, report: Callable[[str], None]) -> ModelR
             f" {model.device}"
         ) from error
     return ModelRunner(model, kv, backend)
+
+
+def fitting_block_count(model: LoadedModel, config: ModelConfig) -> int:
+    """Blocks that the memory of the model's device has room for; ranks on a CPU share its."""
+    byte_count = CPU_POOL_BYTES // config.rank_count
+    if model.device.type == "cuda":
+        free_byte_count, _ = torch.cuda.mem_get_info(model.device)
+        byte_count = int(GPU_POOL_SHARE * free_byte_count)
+    kv_dtype = _kv_dtype(config.kv_dtype, model)
+    per_block = block_byte_count(model.page_geometry, block_size=config.block_size, dtype=kv_dtype)
+    return max(2, min(byte_count // per_block, BLOCK_COUNT_MAX_DEFAULT))
 
 
 def _device(name: str) -> torch.device:
@@ -106,12 +155,3 @@ def _kv_dtype(name: str, model: LoadedModel) -> torch.dtype:
         if refusal is not None:
             raise ConfigInvalid(f"--kv-dtype fp8 on {model.device}: {refusal}")
     return dtype
-
-
-def _block_count(model: LoadedModel, *, block_size: int, kv_dtype: torch.dtype) -> int:
-    byte_count = CPU_POOL_BYTES
-    if model.device.type == "cuda":
-        free_byte_count, _ = torch.cuda.mem_get_info(model.device)
-        byte_count = int(GPU_POOL_SHARE * free_byte_count)
-    per_block = block_byte_count(model.page_geometry, block_size=block_size, dtype=kv_dtype)
-    return max(2, min(byte_count // per_block, BLOCK_COUNT_MAX_DEFAULT))

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.distributed import DistributedConfig
 
 from prefixd.worker.attention.seam import AttentionBackend
 from prefixd.worker.kv_groups import KvGroup, group_layers
@@ -35,13 +36,37 @@ def load_folder(
         ModelUnavailable: the folder does not hold a readable, complete model.
         ModelRefused: by the guard; before the weights are read where the configuration tells.
     """
-    network = load_network(folder, name=name, dtype=dtype)
-    tokenizer = _load_tokenizer(folder, model_name=name)
-    return _guarded(network.to(device), tokenizer, name=name, backend=backend, folder=folder)
+    network = load_network(folder, name=name, dtype=dtype).to(device)
+    model = _guarded(network, name=name, backend=backend, folder=folder)
+    check_numbers(network.config, backend, device=device, model_name=name)
+    return model
 
 
-def load_network(folder: Path, *, name: str, dtype: torch.dtype) -> Any:
-    """Loads a transformers model with our attention, on the CPU and with all its weights.
+def load_part(
+    folder: Path, *, name: str, backend: AttentionBackend, rank_count: int, dtype: torch.dtype
+) -> LoadedModel:
+    """Loads this rank's part of a model that is split by heads, as transformers' plan says.
+
+    The process is in a group of ``rank_count`` ranks; all of them load at the same time, each on
+    the device of its own. The numbers of the whole model were compared before.
+
+    Raises:
+        ModelUnavailable: the folder does not hold a readable, complete model.
+        ModelRefused: by the guard, or it has no plan.
+    """
+    split = DistributedConfig(tp_size=rank_count, tp_plan="auto")
+    network = load_network(folder, name=name, dtype=dtype, distributed_config=split)
+    return _guarded(network, name=name, backend=backend, folder=folder)
+
+
+def load_network(folder: Path, *, name: str, dtype: torch.dtype, **options: Any) -> Any:
+    """Loads a transformers model with our attention, with all its weights.
+
+    Args:
+        folder: as ``save_pretrained`` writes it.
+        name: for errors.
+        dtype: of the weights.
+        options: for ``from_pretrained``; without any, the weights are on the CPU.
 
     Raises:
         ModelUnavailable: the folder does not hold a readable, complete model.
@@ -60,6 +85,7 @@ def load_network(folder: Path, *, name: str, dtype: torch.dtype) -> Any:
                 attn_implementation=ATTENTION_NAME,
                 local_files_only=True,
                 output_loading_info=True,
+                **options,
             )
     except (OSError, SafetensorError, ValueError) as error:
         raise ModelUnavailable(model_name=name, reason=str(error)) from error
@@ -104,20 +130,13 @@ def _refusing(model_name: str) -> Iterator[None]:
         raise ModelRefused(model_name=model_name, reason=str(error)) from error
 
 
-def _guarded(
-    network: Any,
-    tokenizer: Any | None,
-    *,
-    name: str,
-    backend: AttentionBackend,
-    folder: Path | None,
-) -> LoadedModel:
+def _guarded(network: Any, *, name: str, backend: AttentionBackend, folder: Path) -> LoadedModel:
+    tokenizer = _load_tokenizer(folder, model_name=name)
     network.eval().requires_grad_(False)
     config = network.config.get_text_config()
     context = attach_context(network)
     layers = probe_layers(network, context, model_name=name)
     check_layers(layers, config, backend, model_name=name)
-    check_numbers(network.config, backend, device=network.device, model_name=name)
     geometry = tuple(layer.geometry for layer in layers)
     return LoadedModel(
         name=name,

@@ -1,0 +1,1 @@
+"""One model split over several processes, by heads."""
