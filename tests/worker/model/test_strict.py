@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from prefixd.kernels.layer_kv import FP8_DTYPE
 from prefixd.worker.model.forward import BlockCopy
 from prefixd.worker.model.loaded import LoadedModel
 from tests.support.models import CONFIGS, PagedHarness, in_one_group, random_model, random_tokens
@@ -16,12 +17,18 @@ TABLE = (9, 4, 5, 6, 30, 31, 2, 50, 51, 52)
 OTHER_TABLE = (9, 4, 5, 6, 20, 21, 22, 23, 24, 25)
 TOKEN_COUNT = 150  # three key tiles, the last one in part
 SHARED_TOKEN_COUNT = 64
+KV_DTYPES = (torch.float32, torch.int8, FP8_DTYPE)
+"""A stored token is a function of that token alone in 8 bits, too."""
 
 
-@pytest.fixture(scope="module")
-def harness(smollm2: LoadedModel) -> PagedHarness:
+@pytest.fixture(
+    scope="module",
+    params=[torch.float32, torch.int8, pytest.param(FP8_DTYPE, marks=pytest.mark.slow)],
+    ids=str,
+)
+def harness(smollm2: LoadedModel, request: pytest.FixtureRequest) -> PagedHarness:
     """One pool for all tests: what an earlier test left in it must not matter."""
-    return PagedHarness(smollm2, backend="strict")
+    return PagedHarness(smollm2, backend="strict", kv_dtype=request.param)
 
 
 @pytest.fixture(scope="module")
@@ -120,11 +127,12 @@ def test_s16_copied_partial_block_equals_cold(
     assert torch.equal(logits, cold[forked:])
 
 
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES, ids=str)
 @pytest.mark.parametrize("family", sorted(CONFIGS.keys() - {"gpt_oss"}))
-def test_every_dense_family_is_reproducible(family: str) -> None:
+def test_every_dense_family_is_reproducible(family: str, kv_dtype: torch.dtype) -> None:
     """Windows, soft caps, head widths, biases: chunked in company equals alone."""
     model = in_one_group(random_model(CONFIGS[family]()))
-    harness = PagedHarness(model, backend="strict")
+    harness = PagedHarness(model, backend="strict", kv_dtype=kv_dtype)
     token_ids = random_tokens(100, below=model.vocabulary_size, seed=3)
     cold = harness.whole(token_ids, range(1, 8)).clone()
     table = (20, 50, 21, 49, 22, 48, 23)
