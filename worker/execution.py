@@ -1,11 +1,14 @@
-"""Executes a step on a model: copies, one forward pass, and what its logits tell."""
+"""Executes a step on a model: copies, its forward passes, and what their logits tell."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
-from prefixd.worker.model.forward import BlockCopy, Chunk, flatten
+import torch
+
+from prefixd.worker.model.forward import BlockCopy, Chunk, ForwardPass, flatten
+from prefixd.worker.model.passes import split_passes
 from prefixd.worker.model.runner import ModelRunner
-from prefixd.worker.reading import LogitRead, LogitReading, read_logits
+from prefixd.worker.reading import LogitRead, LogitReading, read_logits, single_draws
 from prefixd.worker.step import PassPlan, PlannedChunk
 
 
@@ -43,9 +46,54 @@ class ModelPassRunner:
         if not plan.chunks:
             self._runner.copy(copies)
             return []
-        logits = self._runner.run(flatten([_chunk(chunk) for chunk in plan.chunks], copies))
-        row_counts = [c.logit_token_count for c in plan.chunks if c.wants_logits]
-        return read_logits(logits, row_counts, reads)
+        chunks = [_chunk(chunk) for chunk in plan.chunks]
+        order = self._order(chunks)
+        if len(order) == 1:
+            return self._run_one(flatten(chunks, copies), chunks, reads)
+        return self._run_several(order, chunks, copies, reads)
+
+    def _order(self, chunks: Sequence[Chunk]) -> tuple[tuple[int, ...], ...]:
+        """Indices of the chunks of each pass; where decode is recorded, it runs apart and last."""
+        if not self._runner.has_graphs:
+            return (tuple(range(len(chunks))),)
+        split = split_passes(chunks, block_size=self._runner.kv.block_size)
+        return tuple(indices for indices in (split.mixed, split.decode) if indices)
+
+    def _run_one(
+        self, forward: ForwardPass, chunks: Sequence[Chunk], reads: Sequence[LogitRead]
+    ) -> list[LogitReading]:
+        draws = single_draws(reads)
+        if draws is not None and len(draws) == len(forward.logit_rows):
+            token_ids = self._runner.draw(forward, draws).tolist()
+            return [LogitReading(token_ids=((token_id,),)) for token_id in token_ids]
+        return read_logits(self._runner.run(forward), _logit_counts(chunks), reads)
+
+    def _run_several(
+        self,
+        order: Sequence[Sequence[int]],
+        chunks: Sequence[Chunk],
+        copies: tuple[BlockCopy, ...],
+        reads: Sequence[LogitRead],
+    ) -> list[LogitReading]:
+        """Runs passes one after the other; their logits are read together, once all have run."""
+        self._runner.copy(copies)
+        logits = [
+            self._runner.run(flatten([chunks[index] for index in indices])) for indices in order
+        ]
+        readers = [index for index, chunk in enumerate(chunks) if chunk.logit_token_count]
+        read_of = dict(zip(readers, reads, strict=True))
+        executed = [index for indices in order for index in indices if index in read_of]
+        readings = read_logits(
+            torch.cat(logits),
+            [chunks[index].logit_token_count for index in executed],
+            [read_of[index] for index in executed],
+        )
+        reading_of = dict(zip(executed, readings, strict=True))
+        return [reading_of[index] for index in readers]
+
+
+def _logit_counts(chunks: Sequence[Chunk]) -> list[int]:
+    return [chunk.logit_token_count for chunk in chunks if chunk.logit_token_count]
 
 
 def _chunk(planned: PlannedChunk) -> Chunk:

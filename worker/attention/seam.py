@@ -1,7 +1,7 @@
 """The seam between the model and an attention backend."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -69,4 +69,29 @@ class AttentionBackend(Protocol):
 
     def plan(self, batch: AttentionBatch) -> AttentionPlan:
         """Prepares one pass."""
+        ...
+
+
+class StaticPlan(AttentionPlan, Protocol):
+    """Attention in memory that never moves, so that a graph can record it.
+
+    Invariants: from the second call on, `attend` takes the same memory in, and neither reads it
+    from the host nor brings any to the device; it serves the pass that was loaded last.
+    """
+
+    def load(self, batch: AttentionBatch) -> None:
+        """Brings a pass in: as many rows as the plan was made for, at most one per sequence.
+
+        What uses the memory must have been started before on the same stream, and what was loaded
+        before must have arrived on the device.
+        """
+        ...
+
+
+@runtime_checkable
+class RecordableBackend(Protocol):
+    """An attention backend whose passes of decode can be recorded."""
+
+    def static_plan(self, *, row_count: int, blocks_per_sequence: int) -> StaticPlan:
+        """Makes a plan for passes of so many rows, padding included, over such tables at most."""
         ...

@@ -79,6 +79,11 @@ class ForwardPass:
         """Tokens computed by this pass."""
         return len(self.token_ids)
 
+    @property
+    def is_decode(self) -> bool:
+        """Whether every sequence has one row, and goes without adapter."""
+        return len(self.groups[0].sequences) == self.token_count and not any(self.lora_names)
+
 
 def flatten(chunks: Sequence[Chunk], copies: Sequence[BlockCopy] = ()) -> ForwardPass:
     """Lays chunks one behind the other.

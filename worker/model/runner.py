@@ -11,11 +11,13 @@ from prefixd.worker.attention.batch import AttentionBatch, pack_tables
 from prefixd.worker.attention.seam import AttentionBackend
 from prefixd.worker.model.attention_hook import AttentionHandler
 from prefixd.worker.model.forward import BlockCopy, ForwardPass
+from prefixd.worker.model.graphs_decode import DecodeGraphs
 from prefixd.worker.model.kv_cache import PagedKv
 from prefixd.worker.model.loaded import LoadedModel, call_network
 from prefixd.worker.model.lora import LoraRows
 from prefixd.worker.model.paging import paged_handler, places_of
 from prefixd.worker.model.pass_check import check_copies, check_pass
+from prefixd.worker.sampling import Draw, choose
 
 
 class ModelRunner:
@@ -25,11 +27,26 @@ class ModelRunner:
     by padding rows only; passes run one at a time, in the order of the calls.
     """
 
-    def __init__(self, model: LoadedModel, kv: PagedKv, backend: AttentionBackend) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        kv: PagedKv,
+        backend: AttentionBackend,
+        graphs: DecodeGraphs | None = None,
+    ) -> None:
+        """Makes a runner.
+
+        Args:
+            model: that computes.
+            kv: the pool.
+            backend: of attention.
+            graphs: recorded passes of decode, of this model and pool; None: all run one by one.
+        """
         assert kv.page_count == len(model.page_geometry), kv.page_count
         self._model = model
         self._kv = kv
         self._backend = backend
+        self._graphs = graphs
         self._places = places_of(model)
 
     @property
@@ -42,6 +59,11 @@ class ModelRunner:
         """The pool it reads and writes."""
         return self._kv
 
+    @property
+    def has_graphs(self) -> bool:
+        """Whether passes of decode are recorded, so that they had better run apart."""
+        return self._graphs is not None
+
     def run(self, forward: ForwardPass) -> Tensor:
         """Copies blocks, computes the pass, stores its KV.
 
@@ -50,15 +72,49 @@ class ModelRunner:
 
         Returns:
             Logits of ``forward.logit_rows`` in their order: float32 (rows, vocabulary), on the
-            model's device.
+            model's device; valid until the next pass.
 
         Raises:
             AssertionError: the pass contradicts itself or the pool (a caller's fault); nothing was
                 written.
         """
+        tables = self._begin(forward)
+        if self._graphs is None or not self._graphs.fits(forward):
+            return self._compute(forward, tables)
+        logits = self._graphs.run(forward, tables)
+        if len(forward.logit_rows) == forward.token_count:
+            return logits
+        return logits[self._tensor(forward.logit_rows)]
+
+    def draw(self, forward: ForwardPass, draws: Sequence[Draw]) -> Tensor:
+        """Does what `run` does, and chooses a token for each row of logits.
+
+        Args:
+            forward: at least one token.
+            draws: one for each of ``forward.logit_rows``.
+
+        Returns:
+            Token ids, int64 (logit rows,), on the model's device; valid until the next pass.
+
+        Raises:
+            AssertionError: as `run`.
+        """
+        assert len(draws) == len(forward.logit_rows), "a draw for each row of logits"
+        tables = self._begin(forward)
+        is_whole = len(draws) == forward.token_count
+        if self._graphs is None or not (is_whole and self._graphs.fits(forward)):
+            return choose(self._compute(forward, tables), draws)
+        self._graphs.run(forward, tables)
+        return self._graphs.draw(draws)
+
+    def _begin(self, forward: ForwardPass) -> list[NDArray[np.int32]]:
+        """Checks a pass and makes its copies; returns the packed tables of each KV group."""
         tables = [pack_tables(group.sequences) for group in forward.groups]
         check_pass(forward, tables, self._model, self._kv)
         self.copy(forward.copies)
+        return tables
+
+    def _compute(self, forward: ForwardPass, tables: Sequence[NDArray[np.int32]]) -> Tensor:
         padding = self._backend.padded_row_count(forward.token_count) - forward.token_count
         logit_count = len(forward.logit_rows)
         logit_padding = self._backend.padded_row_count(logit_count) - logit_count
