@@ -46,7 +46,8 @@ def vllm_events(
 ) -> list[dict[str, Any]]:
     """Converts events in order. A removed event has one hash, as vLLM's have.
 
-    Stored events must carry token ids. LoRA adapters have no integer id here.
+    Stored events must carry token ids. LoRA adapters have no integer id here. One hash stands for
+    one content in every KV group, so consumers keep it together with `group_idx`.
     """
     hash_of = HASH_FORMS[form]
     converted: list[dict[str, Any]] = []

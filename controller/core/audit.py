@@ -38,10 +38,10 @@ def audit(pool: Pool) -> Audit:
     Missing digests are computed first, so that all of them are compared. Cost grows with the pool's
     blocks.
     """
-    pool.digests.hash_all()
+    pool.hash_all()
     invariants.check(pool)
-    index = pool.state.index
-    cached_block_count = index.published_count + index.pending_count
+    state = pool.state
+    cached_block_count = state.published_block_count + state.pending_block_count
     return Audit(
         block_count=pool.spec.block_count - 1,
         cached_block_count=cached_block_count,

@@ -39,14 +39,14 @@ def drop_named(state: PoolState, *, block_ids: Set[int], digests: Set[bytes]) ->
         if node not in dropped:
             _split_off(state, node, offset)
             dropped.update(dict.fromkeys(_subtree(node)))
-    windows = _windows_of(state, dropped, block_ids)
+    windows = _windows_of(state, dropped, block_ids, digests)
     # Both walks give parents before children; a block is removed before its parent (S25).
     for node in reversed(dropped):
         _drop_node(state, node)
     dropped_block_ids = {
         block_id for node in dropped for block_id in (*node.lane.block_ids, *_twins(node))
     }
-    for block in windows:
+    for block in reversed(windows):
         state.windows.forget(block)
     for sequence in state.sequences.values():
         _leave_dropped(sequence, dropped, dropped_block_ids)
@@ -60,11 +60,20 @@ def drop_named(state: PoolState, *, block_ids: Set[int], digests: Set[bytes]) ->
 
 
 def _windows_of(
-    state: PoolState, dropped: dict[Node, None], block_ids: Set[int]
+    state: PoolState, dropped: dict[Node, None], block_ids: Set[int], digests: Set[bytes]
 ) -> dict[WindowBlock, None]:
     """Find the window blocks at dropped places, and the named ones, which go alone (S19)."""
     windows = state.windows
-    named = [block for block in windows.index.indexed() if block.block_id in block_ids]
+    named = [
+        block
+        for block in windows.index.indexed()
+        if block.block_id in block_ids
+        or (
+            block.place is not None
+            and windows.index.is_published(block)
+            and block.place.digest in digests
+        )
+    ]
     below = [
         block
         for node in dropped

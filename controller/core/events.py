@@ -6,7 +6,7 @@ published blocks at every later revision.
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from prefixd.controller.core import limits
@@ -67,7 +67,7 @@ Event = BlocksStored | BlocksRemoved | PoolCleared
 
 
 class EventLog:
-    """The last events of one pool.
+    """The last events of one pool; `accounts` has one item per KV group.
 
     Invariants: the kept events have consecutive revisions, the last one is `revision`; those that
     are kept count for at most `bytes_kept_max`, the last one aside.
@@ -76,7 +76,7 @@ class EventLog:
     def __init__(
         self,
         digests: DigestWork,
-        accounts: DigestAccounts,
+        accounts: Sequence[DigestAccounts],
         *,
         block_bytes: int,
         bytes_kept_max: int,
@@ -102,51 +102,72 @@ class EventLog:
         size = self._digests.digest_size
         if len(node.digests) < end * size:
             self._digests.complete(node, end)
-        while start < end:
-            run_end = min(end, start + self._blocks_max)
-            packed = bytes(node.digests[start * size : run_end * size])
-            for first, last in self._accounts.publish(packed):
-                digests = packed[first * size : last * size]
-                self._store_run(node, start + first, start + last, digests)
-            start = run_end
-
-    def _store_run(self, node: Node, start: int, end: int, digests: bytes) -> None:
         varied_keys: Mapping[int, ExtraKeys] = {}
         if node.varied_keys:
-            varied_keys = {
-                at - start: keys for at, keys in node.varied_keys.items() if start <= at < end
-            }
-        self.revision += 1
-        self._keep(
-            BlocksStored(
-                self.revision,
-                0,
-                self._digests.parent_digest(node, start),
-                digests,
-                bytes(node.tokens[start * self._block_bytes : end * self._block_bytes]),
-                node.root.root_key,
-                varied_keys,
-            )
+            varied_keys = {at - start: keys for at, keys in node.varied_keys.items() if at >= start}
+        self.store_run(
+            0,
+            parent_hash=self._digests.parent_digest(node, start),
+            digests=bytes(node.digests[start * size : end * size]),
+            token_ids=bytes(node.tokens[start * self._block_bytes : end * self._block_bytes]),
+            root_key=node.root.root_key,
+            varied_keys=varied_keys,
         )
+
+    def store_run(
+        self,
+        group_index: int,
+        *,
+        parent_hash: BlockHash | None,
+        digests: bytes,
+        token_ids: bytes,
+        root_key: RootKey,
+        varied_keys: Mapping[int, ExtraKeys],
+    ) -> None:
+        """Say that consecutive blocks of a group are published; the arguments are an event's."""
+        size = self._digests.digest_size
+        block_bytes = self._block_bytes
+        for start in range(0, len(digests) // size, self._blocks_max):
+            packed = digests[start * size : (start + self._blocks_max) * size]
+            for first, last in self._accounts[group_index].publish(packed):
+                begin, end = start + first, start + last
+                parent_digest = digests[(begin - 1) * size : begin * size] if begin else parent_hash
+                self.revision += 1
+                self._keep(
+                    BlocksStored(
+                        self.revision,
+                        group_index,
+                        None if parent_digest is None else BlockHash(parent_digest),
+                        digests[begin * size : end * size],
+                        token_ids[begin * block_bytes : end * block_bytes],
+                        root_key,
+                        _clipped(varied_keys, begin, end),
+                    )
+                )
 
     def remove(self, node: Node, *, start: int, end: int) -> None:
         """Say that the published blocks [start, end) of a node are no longer; the last one first.
 
         The node still has their digests.
         """
+        if start < end:
+            size = self._digests.digest_size
+            self.remove_run(0, _reversed(bytes(node.digests[start * size : end * size]), size))
+
+    def remove_run(self, group_index: int, digests: bytes) -> None:
+        """Say that blocks of a group are published no longer, in this order."""
         size = self._digests.digest_size
-        while start < end:
-            run_start = max(start, end - self._blocks_max)
-            packed = bytes(node.digests[run_start * size : end * size])
-            gone = self._accounts.withdraw(_reversed(packed, size))
+        accounts = self._accounts[group_index]
+        for start in range(0, len(digests), self._blocks_max * size):
+            gone = accounts.withdraw(digests[start : start + self._blocks_max * size])
             if gone:
                 self.revision += 1
-                self._keep(BlocksRemoved(self.revision, 0, gone))
-            end = run_start
+                self._keep(BlocksRemoved(self.revision, group_index, gone))
 
     def clear(self) -> None:
         """Say that no block is published any more."""
-        self._accounts.clear()
+        for accounts in self._accounts:
+            accounts.clear()
         self.revision += 1
         self._keep(PoolCleared(self.revision))
 
@@ -196,6 +217,12 @@ def _byte_count(event: Event) -> int:
             return len(event.digests) + EVENT_OVERHEAD_BYTES
         case PoolCleared():
             return EVENT_OVERHEAD_BYTES
+
+
+def _clipped(varied_keys: Mapping[int, ExtraKeys], start: int, end: int) -> Mapping[int, ExtraKeys]:
+    if not varied_keys:
+        return varied_keys
+    return {at - start: keys for at, keys in varied_keys.items() if start <= at < end}
 
 
 def _reversed(digests: bytes, digest_size: int) -> bytes:

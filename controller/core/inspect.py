@@ -111,8 +111,7 @@ class SequenceView:
 class BlockView:
     """A block; the hashes are None unless it is published, the parent's for a first block.
 
-    A pending block stands in no digest answer (S10), nor does a window group's; `block_index` is
-    None outside the index.
+    A pending block stands in no digest answer (S10); `block_index` is None outside the index.
     """
 
     block_id: BlockId
@@ -135,8 +134,8 @@ def pool_view(pool: Pool) -> PoolView:
         free_block_count=state.order.plain_count,
         evictable_block_count=state.order.cached_count,
         held_block_count=state.held_block_count,
-        published_block_count=state.index.published_count,
-        pending_block_count=state.index.pending_count,
+        published_block_count=state.published_block_count,
+        pending_block_count=state.pending_block_count,
         sequence_count=pool.sequence_count,
         applied_step_id=pool.applied_step_id,
         executed_step_id=pool.executed_step_id,
@@ -282,18 +281,29 @@ def _block_view(
 
 
 def _window_view(pool: Pool, block: WindowBlock) -> BlockView:
-    content = BlockContent.PRIVATE
-    if block.place is not None:
-        is_pending = pool.state.windows.index.is_pending(block)
-        content = BlockContent.PENDING if is_pending else BlockContent.PUBLISHED
+    index = pool.state.windows.index
+    state = BlockState.HELD if block.holder_count else BlockState.EVICTABLE
+    place = block.place
+    if place is None:
+        return BlockView(
+            block_id=block.block_id,
+            state=state,
+            content=BlockContent.PRIVATE,
+            holder_count=block.holder_count,
+            block_hash=None,
+            parent_hash=None,
+            block_index=None,
+            group_index=block.group_index,
+        )
+    is_published = index.is_published(block)
     return BlockView(
         block_id=block.block_id,
-        state=BlockState.HELD if block.holder_count else BlockState.EVICTABLE,
-        content=content,
+        state=state,
+        content=BlockContent.PUBLISHED if is_published else BlockContent.PENDING,
         holder_count=block.holder_count,
-        block_hash=None,
-        parent_hash=None,
-        block_index=None if block.place is None else block.place.depth - 1,
+        block_hash=index.digests.digest(place) if is_published else None,
+        parent_hash=index.digests.parent_digest(place) if is_published else None,
+        block_index=place.depth - 1,
         group_index=block.group_index,
     )
 

@@ -111,6 +111,11 @@ def _count_hit_ages(state: PoolState, step: StepContext, match: Match) -> None:
             age_ms=step.now_ms - lane.last_use_ms if lane.is_linked else 0,
             block_count=match.last_count if is_last else node.block_count,
         )
+    for blocks in match.window_blocks.values():
+        for block in blocks.values():
+            state.statistics.age_at_hit.add(
+                age_ms=step.now_ms - block.last_use_ms if block.is_linked else 0, block_count=1
+            )
     if match.partial is not None:
         lane = match.partial.node.lane
         state.statistics.age_at_hit.add(

@@ -237,6 +237,7 @@ class Pool:
                 for block_id in node.lane.block_ids:
                     state.twins.table_counts[block_id] = node.lane.holder_count
             state.events.remove(node, start=0, end=node.lane.published_count)
+        state.windows.index.tell_all_removed()
         dropped_count = self._drop_idle()
         state.index.clear()
         state.windows.index.clear(state.sequences.values())
@@ -258,4 +259,12 @@ class Pool:
     def hash_slice(self, block_count_max: int) -> bool:
         """Do what the last reply did not wait for, then compute up to that many missing digests;
         True while some are left."""
-        return self.digests.hash_slice(block_count_max)
+        state = self.state
+        is_more = state.digests.hash_slice(block_count_max)
+        return is_more or state.windows.index.digests.hash_slice(block_count_max)
+
+    def hash_all(self) -> None:
+        """Compute every missing digest."""
+        state = self.state
+        state.digests.hash_all()
+        state.windows.index.digests.hash_all()

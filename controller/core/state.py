@@ -29,6 +29,8 @@ from prefixd.controller.core.statistics import Statistics
 from prefixd.controller.core.step_log import StepLog
 from prefixd.controller.core.supply import Supply
 from prefixd.controller.core.twins import Twins
+from prefixd.controller.core.window_digests import WindowDigests
+from prefixd.controller.core.window_index import WindowIndex
 from prefixd.controller.core.windows import WindowGroups
 
 PREEMPTED_MAX = 65_536
@@ -116,6 +118,16 @@ class PoolState:
         order = self.order
         return self.spec.block_count - 1 - order.plain_count - order.cached_count
 
+    @property
+    def published_block_count(self) -> int:
+        """Indexed blocks that are written, of all groups."""
+        return self.index.published_count + self.windows.index.published_count
+
+    @property
+    def pending_block_count(self) -> int:
+        """Indexed blocks that are not written yet, of all groups."""
+        return self.index.pending_count + self.windows.index.pending_count
+
 
 def build_state(spec: PoolSpec, hasher: Hasher, *, event_bytes_kept_max: int) -> PoolState:
     """Wire the parts of an empty pool."""
@@ -124,7 +136,7 @@ def build_state(spec: PoolSpec, hasher: Hasher, *, event_bytes_kept_max: int) ->
     order = FreeOrder(spec.block_count)
     block_bytes = spec.block_size * TOKEN_BYTES
     digests = DigestWork(hasher, block_bytes=block_bytes)
-    accounts = digest_accounts(hasher.algorithm)
+    accounts = [digest_accounts(hasher.algorithm) for _ in spec.groups]
     events = EventLog(
         digests, accounts, block_bytes=block_bytes, bytes_kept_max=event_bytes_kept_max
     )
@@ -132,7 +144,8 @@ def build_state(spec: PoolSpec, hasher: Hasher, *, event_bytes_kept_max: int) ->
     statistics = Statistics()
     sequences: dict[Handle, Sequence] = {}
     twins = Twins(index, order, columns, log, sequences, merge_duplicates=spec.merge_duplicates)
-    windows = WindowGroups(spec, order, columns, log)
+    window_index = WindowIndex(WindowDigests(hasher), events, block_bytes=block_bytes)
+    windows = WindowGroups(spec, window_index, order, columns, log)
     return PoolState(
         spec=spec,
         model_version=spec.model_version,

@@ -10,6 +10,7 @@ from array import array
 
 from prefixd.controller.core.free_order import CachedRun
 from prefixd.controller.core.hashing import ExtraKeys
+from prefixd.controller.core.identity import RootKey
 from prefixd.controller.core.messages import BlockId, StepId
 
 PlaceKey = tuple[bytes, ExtraKeys]
@@ -20,16 +21,34 @@ class WindowPlace:
     """One place: a block's tokens behind those of its parents.
 
     `blocks` maps a group to its block here; `sequence_count` counts the sequences that end here.
+    `digest` is empty until it is computed; the root, which is no block's place, never has one.
     """
 
-    __slots__ = ("blocks", "children", "key", "parent", "sequence_count")
+    __slots__ = ("blocks", "children", "digest", "key", "parent", "root_key", "sequence_count")
 
-    def __init__(self, parent: WindowPlace | None, key: PlaceKey) -> None:
+    def __init__(self, parent: WindowPlace | None, key: PlaceKey, root_key: RootKey) -> None:
         self.parent = parent
         self.key = key
+        self.root_key = root_key
         self.children: dict[PlaceKey, WindowPlace] = {}
         self.blocks: dict[int, WindowBlock] = {}
         self.sequence_count = 0
+        self.digest = b""
+
+    @property
+    def is_root(self) -> bool:
+        """Whether sequences begin here."""
+        return self.parent is None
+
+    @property
+    def tokens(self) -> bytes:
+        """Packed tokens of the block."""
+        return self.key[0]
+
+    @property
+    def varied_keys(self) -> ExtraKeys:
+        """The extra keys that only this block has."""
+        return self.key[1]
 
     @property
     def depth(self) -> int:

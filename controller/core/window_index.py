@@ -7,25 +7,38 @@ stays private to its table; evicting one loses nothing else.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Run
 
+from prefixd.controller.core.events import EventLog
 from prefixd.controller.core.identity import RootKey, SequenceKeys
 from prefixd.controller.core.messages import StepId
 from prefixd.controller.core.sequences import Sequence
 from prefixd.controller.core.step_log import EXECUTED
 from prefixd.controller.core.window_blocks import PlaceKey, WindowBlock, WindowPlace
+from prefixd.controller.core.window_digests import WindowDigests
 
 
 class WindowIndex:
     """Which window block holds which place.
 
     Invariants: `pending` has exactly the full blocks, indexed or not, whose step is not executed;
-    every place is needed.
+    every place is needed; `published_count` counts the indexed blocks that are written. Whatever
+    changes their set says so in `events`; between two blocks of a group nothing is promised, for
+    each comes and goes alone (S25).
     """
 
-    def __init__(self, *, block_bytes: int) -> None:
+    def __init__(self, digests: WindowDigests, events: EventLog, *, block_bytes: int) -> None:
         self.roots: dict[RootKey, WindowPlace] = {}
         self.pending: dict[WindowBlock, None] = {}
+        self.published_count = 0
+        self.digests = digests
+        self._events = events
         self._block_bytes = block_bytes
+
+    @property
+    def pending_count(self) -> int:
+        """Indexed blocks whose step is not executed."""
+        return sum(block.place is not None for block in self.pending)
 
     def places(self, keys: SequenceKeys, packed_tokens: bytes, end: int) -> Iterator[WindowPlace]:
         """Walk the known places of a prompt's first `end` blocks, until one is missing."""
@@ -38,44 +51,98 @@ class WindowIndex:
             if place is not None:
                 yield place
 
-    def enter(
-        self, block: WindowBlock, group_index: int, place: WindowPlace, step_id: StepId
-    ) -> None:
-        """Let a full block, which a step writes, have a place unless an equal one has it."""
-        assert block.place is None
-        block.step_id = step_id
-        if step_id != EXECUTED:
-            self.pending[block] = None
-        if group_index not in place.blocks:
-            place.blocks[group_index] = block
+    def enter(self, blocks: Iterable[tuple[WindowBlock, WindowPlace, StepId]]) -> None:
+        """Let full blocks have their places, unless equal ones do; a step writes each of them."""
+        published: list[WindowBlock] = []
+        for block, place, step_id in blocks:
+            assert block.place is None
+            block.step_id = step_id
+            if step_id != EXECUTED:
+                self.pending[block] = None
+            if block.group_index in place.blocks:
+                continue
+            place.blocks[block.group_index] = block
             block.place = place
+            if step_id == EXECUTED:
+                published.append(block)
+        self._tell_stored(published)
 
     def is_pending(self, block: WindowBlock) -> bool:
         """Tell whether the step that writes a full block is not executed yet."""
         return block in self.pending
 
+    def is_published(self, block: WindowBlock) -> bool:
+        """Tell whether a block is indexed and written."""
+        return block.place is not None and block not in self.pending
+
     def publish(self, step_id: StepId) -> None:
         """Say that a step was executed."""
-        for block in [block for block in self.pending if block.step_id <= step_id]:
+        written = [block for block in self.pending if block.step_id <= step_id]
+        for block in written:
             del self.pending[block]
+        self._tell_stored([block for block in written if block.place is not None])
+
+    def _tell_stored(self, blocks: list[WindowBlock]) -> None:
+        """Say that indexed blocks are published, one event for each run of places."""
+        self.published_count += len(blocks)
+        blocks.sort(key=lambda block: block.group_index)
+        run: list[WindowPlace] = []
+        group_index = 0
+        for block in blocks:
+            place = block.place
+            assert place is not None
+            if run and (block.group_index != group_index or place.parent is not run[-1]):
+                self._tell_run_stored(group_index, run)
+                run = []
+            group_index = block.group_index
+            run.append(place)
+        if run:
+            self._tell_run_stored(group_index, run)
+
+    def _tell_run_stored(self, group_index: int, run: Run[WindowPlace]) -> None:
+        self.digests.digest(run[-1])
+        self._events.store_run(
+            group_index,
+            parent_hash=self.digests.parent_digest(run[0]),
+            digests=b"".join(place.digest for place in run),
+            token_ids=b"".join(place.tokens for place in run),
+            root_key=run[0].root_key,
+            varied_keys={
+                at: place.varied_keys for at, place in enumerate(run) if place.varied_keys
+            },
+        )
 
     def evict(self, block: WindowBlock) -> int:
         """Drop an idle block, which left the free order, for new use; returns its id."""
-        self.pending.pop(block, None)
         self.leave_place(block)
+        self.pending.pop(block, None)
         return block.block_id
 
     def leave_place(self, block: WindowBlock) -> None:
         """Take a block out of the index, if it is there."""
         place = block.place
+        if place is None:
+            return
+        if block not in self.pending:
+            self.published_count -= 1
+            self._events.remove_run(block.group_index, place.digest)
         block.place = None
-        if place is not None:
-            del place.blocks[block.group_index]
-            self._prune(place)
+        del place.blocks[block.group_index]
+        self._prune(place)
+
+    def tell_all_removed(self) -> None:
+        """Say that no block is published any longer, the deepest ones first: `clear` follows."""
+        digests: dict[int, bytearray] = {}
+        for block in reversed(list(self.indexed())):
+            if block.place is not None and block not in self.pending:
+                digests.setdefault(block.group_index, bytearray()).extend(block.place.digest)
+        for group_index, packed in digests.items():
+            self._events.remove_run(group_index, bytes(packed))
 
     def _prune(self, place: WindowPlace | None) -> None:
         while place is not None and not place.is_needed:
             parent = place.parent
+            self.digests.forget(place)
             if parent is None:
                 self.roots = {key: root for key, root in self.roots.items() if root is not place}
             else:
@@ -88,13 +155,14 @@ class WindowIndex:
         place = sequence.window_place
         if place is None:
             root_key = sequence.keys.root_key
-            place = self.roots.setdefault(root_key, WindowPlace(None, (b"", ())))
+            place = self.roots.setdefault(root_key, WindowPlace(None, (b"", ()), root_key))
             entered_count = 0
         for at in range(entered_count, block_count):
             key = sequence.child_key(at, block_bytes=self._block_bytes)
             child = place.children.get(key)
             if child is None:
-                child = place.children[key] = WindowPlace(place, key)
+                child = place.children[key] = WindowPlace(place, key, place.root_key)
+                self.digests.note(child)
             place = child
         for _ in range(block_count, entered_count):
             assert place.parent is not None
@@ -132,6 +200,11 @@ class WindowIndex:
         for root in self.roots.values():
             yield from _subtree_blocks(root)
 
+    def all_places(self) -> Iterator[WindowPlace]:
+        """Walk all places but the roots, parents before children."""
+        for root in self.roots.values():
+            yield from (place for place in _subtree(root) if place is not root)
+
     def clear(self, sequences: Iterable[Sequence]) -> None:
         """Forget every place; the blocks in the free order are the caller's."""
         for block in list(self.indexed()):
@@ -142,11 +215,18 @@ class WindowIndex:
             sequence.window_place = None
             sequence.window_entered_count = 0
         self.roots.clear()
+        self.digests.unhashed.clear()
+        self.published_count = 0
 
 
-def _subtree_blocks(place: WindowPlace) -> Iterator[WindowBlock]:
+def _subtree(place: WindowPlace) -> Iterator[WindowPlace]:
     waiting = [place]
     while waiting:
         place = waiting.pop()
-        yield from place.blocks.values()
+        yield place
         waiting.extend(place.children.values())
+
+
+def _subtree_blocks(place: WindowPlace) -> Iterator[WindowBlock]:
+    for below in _subtree(place):
+        yield from below.blocks.values()

@@ -68,9 +68,36 @@ def check(state: PoolState) -> None:
     _require(
         set(windows.index.pending) <= {*indexed, *holders}, "a window block is pending that is gone"
     )
+    _check_published(state, indexed)
     for root in windows.index.roots.values():
         _check_places(root, standing)
     _require(not +standing, "a sequence stands on a place outside the index")
+
+
+def _check_published(state: PoolState, indexed: list[WindowBlock]) -> None:
+    index = state.windows.index
+    published = [block for block in indexed if index.is_published(block)]
+    _require(
+        index.published_count == len(published), "the count of published window blocks is wrong"
+    )
+    for block in published:
+        _require(
+            block.place is not None and bool(block.place.digest),
+            "a published window block has no digest",
+        )
+    unhashed: set[WindowPlace] = set()
+    for place in index.all_places():
+        if not place.digest:
+            unhashed.add(place)
+            continue
+        _require(place.parent not in unhashed, "a place has a digest behind one that has none")
+        _require(
+            place.digest == index.digests.recompute(place),
+            "a place has another digest than its content's",
+        )
+    _require(
+        unhashed == set(index.digests.unhashed), "a place without a digest is not known as one"
+    )
 
 
 def _check_places(root: WindowPlace, standing: Counter[WindowPlace]) -> None:

@@ -13,7 +13,7 @@ from prefixd.controller.core.free_order import FreeOrder
 from prefixd.controller.core.identity import SequenceKeys
 from prefixd.controller.core.match import Match
 from prefixd.controller.core.messages import FreedBlock, GroupKind, PoolSpec, StepId
-from prefixd.controller.core.sequences import TOKEN_BYTES, Sequence, SequenceColumns
+from prefixd.controller.core.sequences import Sequence, SequenceColumns
 from prefixd.controller.core.step_log import StepLog
 from prefixd.controller.core.window_blocks import (
     WindowBlock,
@@ -28,14 +28,19 @@ class WindowGroups:
     """The window groups of a pool; `sizes` maps a group's index to its window in tokens."""
 
     def __init__(
-        self, spec: PoolSpec, order: FreeOrder, columns: SequenceColumns, log: StepLog
+        self,
+        spec: PoolSpec,
+        index: WindowIndex,
+        order: FreeOrder,
+        columns: SequenceColumns,
+        log: StepLog,
     ) -> None:
         self.sizes: dict[int, int] = {
             index: group.window_token_count
             for index, group in enumerate(spec.groups)
             if group.kind is GroupKind.SLIDING_WINDOW
         }
-        self.index = WindowIndex(block_bytes=spec.block_size * TOKEN_BYTES)
+        self.index = index
         self._block_size = spec.block_size
         self._order = order
         self._columns = columns
@@ -264,14 +269,15 @@ class WindowGroups:
         bounds = [(step, bound // self._block_size) for step, bound in steps]
         start = sequence.window_entered_count
         self.index.stand_at(sequence, end)
-        places = list(_chain(sequence.window_place, end - start))
-        for at, place in zip(range(start, end), places, strict=True):
+        entering: list[tuple[WindowBlock, WindowPlace, StepId]] = []
+        for at, place in enumerate(_chain(sequence.window_place, end - start), start):
             writing_id = next((step for step, bound in bounds if bound > at), step_id)
-            for group_index, table in sequence.window_tables.items():
+            for table in sequence.window_tables.values():
                 block = table.blocks[at]
                 # Matched blocks have their places.
                 if block is not None and block.place is None:
-                    self.index.enter(block, group_index, place, writing_id)
+                    entering.append((block, place, writing_id))
+        self.index.enter(entering)
 
     # Failed steps.
 

@@ -35,13 +35,13 @@ class CollidingHasher(Hasher):
 
 
 class CollidingWatcher:
-    """Knows the published digests from events alone, however many blocks have one of them.
+    """Knows the groups' published digests from events alone, however many blocks have one of them.
 
     Invariants, which the events must keep: a digest is stored where it is not, removed where it is.
     """
 
     def __init__(self, pool: Pool) -> None:
-        self.digests: set[bytes] = set()
+        self.digests: set[tuple[int, bytes]] = set()
         self.revision = 0
         self._pool = pool
 
@@ -57,18 +57,20 @@ class CollidingWatcher:
         match event:
             case BlocksStored():
                 for digest in _split(event.digests):
-                    assert digest not in self.digests, "stored twice"
-                    self.digests.add(digest)
+                    assert (event.group_index, digest) not in self.digests, "stored twice"
+                    self.digests.add((event.group_index, digest))
             case BlocksRemoved():
                 for digest in _split(event.digests):
-                    self.digests.remove(digest)
+                    self.digests.remove((event.group_index, digest))
             case _:
                 self.digests.clear()
 
     def check(self) -> None:
         """Compares what the events told with the live table."""
         blocks = inspect.blocks(self._pool, after=0, count=self._pool.spec.block_count)
-        assert self.digests == {row.block_hash for row in blocks if row.block_hash is not None}
+        assert self.digests == {
+            (row.group_index, row.block_hash) for row in blocks if row.block_hash is not None
+        }
 
 
 def _split(digests: bytes) -> list[bytes]:

@@ -20,7 +20,7 @@ from prefixd.clients.relay.follow import Relay
 from prefixd.clients.relay.publisher import END_OF_REPLAY, Publication, Publisher
 from prefixd.clients.relay.vllm_events import HashForm
 from prefixd.controller.config import Config
-from prefixd.v1 import admin_pb2, inspect_pb2
+from prefixd.v1 import admin_pb2, inspect_pb2, types_pb2
 from tests.support.controller import ANY_PORT, Stubs, controller_thread, stubs
 from tests.support.driver import Driver, close_entry, open_entry
 
@@ -31,9 +31,9 @@ ANY_ENDPOINT = "tcp://127.0.0.1:*"
 
 @dataclass
 class Consumer:
-    """What a router keeps: the hashes of the blocks that it believes are cached."""
+    """What a router keeps: the hashes that it believes are cached, each in its KV group."""
 
-    hashes: set[int] = field(default_factory=set)
+    hashes: set[tuple[int, int]] = field(default_factory=set)
 
     def apply(self, payload: bytes) -> None:
         """Applies a batch."""
@@ -42,11 +42,15 @@ class Consumer:
         for event in events:
             match event["type"]:
                 case "BlockStored":
-                    self.hashes.update(event["block_hashes"])
+                    self.hashes.update(_in_group(event))
                 case "BlockRemoved":
-                    self.hashes.difference_update(event["block_hashes"])
+                    self.hashes.difference_update(_in_group(event))
                 case "AllBlocksCleared":
                     self.hashes.clear()
+
+
+def _in_group(event: dict[str, Any]) -> set[tuple[int, int]]:
+    return {(event["group_idx"], block_hash) for block_hash in event["block_hashes"]}
 
 
 @contextmanager
@@ -97,12 +101,16 @@ def replayed(endpoint: str, *, start: int) -> list[tuple[int, bytes]]:
             batches.append((int.from_bytes(number, "big"), payload))
 
 
-def live(calls: Stubs) -> set[int]:
-    """The last 8 bytes of the published digests now."""
+def live(calls: Stubs) -> set[tuple[int, int]]:
+    """The published blocks now: the KV group and the last 8 bytes of the digest."""
     page = calls.inspect.ListBlocks(
         inspect_pb2.ListBlocksRequest(pool_name="pool", page_size=1_000)
     )
-    return {int(block.hash_hex[-16:], 16) for block in page.blocks if block.hash_hex}
+    return {
+        (block.group_index, int(block.hash_hex[-16:], 16))
+        for block in page.blocks
+        if block.hash_hex
+    }
 
 
 def caught_up(endpoint: str, calls: Stubs) -> Consumer:
@@ -162,6 +170,26 @@ def test_new_epoch_clears_first() -> None:
             after = caught_up(announced["replay_endpoint"], calls)
             assert len(after.hashes) == 2
             assert after.hashes.isdisjoint(before.hashes)
+
+
+def test_s25_blocks_of_a_window_group_are_relayed_with_their_group() -> None:
+    """One content is stored in each group, and an evicted window block goes in its own alone."""
+    kinds = types_pb2.KvGroupKind
+    groups = [
+        types_pb2.KvGroup(kind=kinds.KV_GROUP_KIND_FULL_ATTENTION),
+        types_pb2.KvGroup(kind=kinds.KV_GROUP_KIND_SLIDING_WINDOW, window_token_count=6),
+    ]
+    with controller_thread() as controller, stubs(controller.address) as calls:
+        driver = Driver(calls, groups=groups)
+        store(driver, 1)
+        driver.step()
+        with relaying(controller.address) as (_, announced):
+            before = caught_up(announced["replay_endpoint"], calls)
+            assert [group_index for group_index, _ in sorted(before.hashes)] == [0, 0, 1, 1]
+            assert len({block_hash for _, block_hash in before.hashes}) == 2
+            calls.admin.EvictBlocks(admin_pb2.EvictBlocksRequest(pool_name="pool", block_ids=[4]))
+            after = caught_up(announced["replay_endpoint"], calls)
+            assert [group_index for group_index, _ in before.hashes - after.hashes] == [1]
 
 
 def test_relay_that_starts_late_begins_with_what_is_kept() -> None:

@@ -143,10 +143,15 @@ def test_watch_resumes_from_any_revision(calls):
             assert read(watch, through_revision=4) == every[after:]
 
 
-def test_list_then_watch_has_no_gap(calls):
+@pytest.mark.parametrize("window_count", [0, 1])
+def test_s25_list_then_watch_has_no_gap(calls, window_count):
     """A listing read over several pages, while the pool changes, and the events behind its first
-    page lead to the live set."""
-    driver = Driver(calls, block_count=24)
+    page lead to the live set, in every KV group."""
+    kinds = types_pb2.KvGroupKind
+    groups = [types_pb2.KvGroup(kind=kinds.KV_GROUP_KIND_FULL_ATTENTION)] + [
+        types_pb2.KvGroup(kind=kinds.KV_GROUP_KIND_SLIDING_WINDOW, window_token_count=5)
+    ] * window_count
+    driver = Driver(calls, block_count=24 * len(groups), groups=groups)
     for handle in range(1, 6):
         driver.step(open_entry(handle, [handle] * 9))
     driver.step()
@@ -156,36 +161,44 @@ def test_list_then_watch_has_no_gap(calls):
             inspect_pb2.ListBlocksRequest(pool_name="pool", page_size=3, page_token=token)
         )
         first = first or page
-        listed.update(block.hash_hex for block in page.blocks if block.hash_hex)
+        listed.update(published(page))
         token = page.next_page_token
         # Between two pages one prompt goes and another, which evicts its blocks, comes.
         closed += 1
         driver.step(close_entry(closed), open_entry(closed + 5, [closed + 5] * 9))
         driver.step()
-    assert revision(calls) > first.revision + 8
+    assert revision(calls) > first.revision + 8 * len(groups)
     with watching(calls, epoch=first.epoch, after_revision=first.revision) as watch:
         for event in read(watch, through_revision=revision(calls)):
             apply(event, listed)
     assert listed == live(calls)
+    assert {group_index for group_index, _ in listed} == set(range(len(groups)))
 
 
-def apply(event: events_pb2.PoolEvent, digests: set[str]) -> None:
+def apply(event: events_pb2.PoolEvent, digests: set[tuple[int, str]]) -> None:
     """Applies an event as a set operation."""
+    stored, removed = event.stored, event.removed
     match event.WhichOneof("event"):
         case "stored":
-            digests.update(event.stored.hashes_hex)
+            digests.update((stored.group_index, hash_hex) for hash_hex in stored.hashes_hex)
         case "removed":
-            digests.difference_update(event.removed.hashes_hex)
+            digests.difference_update(
+                (removed.group_index, hash_hex) for hash_hex in removed.hashes_hex
+            )
         case "cleared":
             digests.clear()
 
 
-def live(calls: Stubs) -> set[str]:
-    """The digests of the published blocks now."""
-    page = calls.inspect.ListBlocks(
-        inspect_pb2.ListBlocksRequest(pool_name="pool", page_size=1_000)
+def published(page: inspect_pb2.ListBlocksResponse) -> set[tuple[int, str]]:
+    """The KV groups and digests of the published blocks of a listing."""
+    return {(block.group_index, block.hash_hex) for block in page.blocks if block.hash_hex}
+
+
+def live(calls: Stubs) -> set[tuple[int, str]]:
+    """The KV groups and digests of the published blocks now."""
+    return published(
+        calls.inspect.ListBlocks(inspect_pb2.ListBlocksRequest(pool_name="pool", page_size=1_000))
     )
-    return {block.hash_hex for block in page.blocks if block.hash_hex}
 
 
 def test_events_compacted_says_what_is_kept():
