@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from prefixd.kernels.layer_kv import FP8_DTYPE, dequantize
 from prefixd.kernels.paged_kv import block_slots, copy_slots, store_rows
 from prefixd.worker.model.kv_cache import LayerGeometry, PagedKv, block_byte_count
 from tests.support.models import CPU
 
+KV_DTYPES_8_BIT = (torch.int8, FP8_DTYPE)
 GEOMETRY = (LayerGeometry(2, 4, 4), LayerGeometry(1, 6, 3))
 
 
@@ -55,6 +57,66 @@ def test_block_bytes_are_the_pool_bytes_over_its_blocks(kv: PagedKv) -> None:
     """So a pool can be sized by memory before it is made."""
     per_block = block_byte_count(GEOMETRY, block_size=4, dtype=torch.float32)
     assert 6 * per_block == kv.byte_count
+
+
+@pytest.mark.parametrize("dtype", KV_DTYPES_8_BIT, ids=str)
+def test_8_bit_tokens_come_back_within_their_format(dtype: torch.dtype) -> None:
+    """Each head has a scale of its own, so a large one beside it costs a small one nothing."""
+    pool = PagedKv(GEOMETRY, block_count=6, block_size=4, dtype=dtype, device=CPU)
+    sizes = torch.tensor([1e-3, 1e3])[:, None]
+    keys, values = torch.randn(2, 3, 2, 4, generator=torch.Generator().manual_seed(1)) * sizes
+    slots = torch.tensor([7, 21, 4])
+    pool.store(0, keys=keys, values=values, slots=slots)
+    stored = pool.layer(0)
+    for rows, elements, scales in (
+        (keys, stored.keys, stored.key_scales),
+        (values, stored.values, stored.value_scales),
+    ):
+        assert scales is not None
+        error = dequantize(elements[slots], scales[slots]) - rows
+        assert (error.abs() <= rows.abs().amax(-1, keepdim=True) / 16).all()
+
+
+@pytest.mark.parametrize("dtype", KV_DTYPES_8_BIT, ids=str)
+def test_8_bit_tokens_depend_on_themselves_alone(dtype: torch.dtype) -> None:
+    """Stored among others or alone, and stored as copies: the same bytes and the same scales."""
+    keys = torch.randn(4, 2, 4, generator=torch.Generator().manual_seed(2))
+    together = PagedKv(GEOMETRY[:1], block_count=6, block_size=4, dtype=dtype, device=CPU)
+    together.store(0, keys=keys, values=-keys, slots=torch.arange(4, 8))
+    alone = PagedKv(GEOMETRY[:1], block_count=6, block_size=4, dtype=dtype, device=CPU)
+    for row in range(4):
+        rows = keys[row : row + 1]
+        alone.store(0, keys=rows, values=-rows, slots=torch.tensor([8 + row]))
+    alone.copy_blocks(source_block_ids=[2], target_block_ids=[5], token_counts=[3])
+    for one, other in zip(together.layer(0).tensors, alone.layer(0).tensors, strict=True):
+        assert torch.equal(_bytes(one[4:8]), _bytes(other[8:12]))
+        assert torch.equal(_bytes(one[4:7]), _bytes(other[20:23]))
+        assert not _bytes(other[23]).any(), "behind what is copied a target keeps what it held"
+
+
+@pytest.mark.parametrize("dtype", KV_DTYPES_8_BIT, ids=str)
+def test_8_bit_zeros_are_numbers(dtype: torch.dtype) -> None:
+    """A head of zeros, or too small to scale, and what nobody wrote read as zeros, never as NaN."""
+    pool = PagedKv(GEOMETRY[:1], block_count=2, block_size=4, dtype=dtype, device=CPU)
+    keys = torch.tensor([0.0, 1e-40])[:, None, None].expand(-1, 2, 4)
+    pool.store(0, keys=keys, values=keys, slots=torch.tensor([4, 5]))
+    layer = pool.layer(0)
+    assert not dequantize(layer.keys, layer.key_scales).any()
+    assert not dequantize(layer.values, layer.value_scales).any()
+
+
+@pytest.mark.parametrize("dtype", KV_DTYPES_8_BIT, ids=str)
+def test_memory_of_8_bit_tokens_counts_their_scales(dtype: torch.dtype) -> None:
+    """A byte per element and eight per head, in the pool as in what it is sized by."""
+    pool = PagedKv(GEOMETRY, block_count=6, block_size=4, dtype=dtype, device=CPU)
+    token_byte_count = (2 * (4 + 4) + 2 * 8) + (1 * (6 + 3) + 1 * 8)
+    assert token_byte_count == pool.slot_byte_count
+    assert 4 * token_byte_count == block_byte_count(GEOMETRY, block_size=4, dtype=dtype)
+    assert 6 * 4 * token_byte_count == pool.byte_count
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(torch.uint8)
 
 
 def test_block_slots_lie_one_block_behind_the_other() -> None:
