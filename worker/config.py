@@ -1,7 +1,9 @@
 """What a worker can be told."""
 
+import re
 from dataclasses import dataclass, field
 
+from prefixd.worker.attention.registry import AUTO, UnknownBackend, check_backend_name
 from prefixd.worker.limits import MODEL_VERSION_LENGTH_MAX, SchedulerLimits
 from prefixd.worker.lora import LoraIdentity
 from prefixd.worker.model.fetch import MODEL_DEFAULT
@@ -18,6 +20,8 @@ BLOCK_SIZE_MAX = 4_096
 RANK_COUNT_MAX = 64
 """Most processes that one model is split over; each is on this machine."""
 CONTROLLER_WAIT_S_DEFAULT = 30.0
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+"""What the model may be computed in; auto: float32 on the CPU, bfloat16 on a GPU."""
 KV_DTYPES = ("auto", "int8", "fp8")
 """How a pool may store K and V: in the model's dtype, or in 8 bits (fp8 is e4m3)."""
 
@@ -32,9 +36,10 @@ class ModelConfig:
 
     Attributes:
         model: a folder with weights, configuration and tokenizer; or the name of the small model.
-        attention_backend: a name of `prefixd.worker.attention.registry.BACKENDS`.
+        attention_backend: a name of `prefixd.worker.attention.registry.BACKENDS`, or "auto": the
+            fastest one of the device.
         device: "auto", "cpu", "cuda" or "cuda:N".
-        dtype: "auto" (float32 on the CPU, bfloat16 on a GPU) or a torch dtype's name.
+        dtype: one of DTYPES.
         kv_dtype: how the pool stores K and V: one of KV_DTYPES.
         thread_count: threads of the forward pass on the CPU.
         block_size: token slots per block.
@@ -44,7 +49,7 @@ class ModelConfig:
     """
 
     model: str = MODEL_DEFAULT
-    attention_backend: str = "torch"
+    attention_backend: str = AUTO
     device: str = "auto"
     dtype: str = "auto"
     kv_dtype: str = "auto"
@@ -56,15 +61,12 @@ class ModelConfig:
 
     def check(self) -> None:
         """Raises ConfigInvalid, naming the option and its limit."""
+        self._check_names()
         if self.thread_count < 1:
             raise ConfigInvalid(f"--threads is {self.thread_count}, but must be at least 1")
         if not 1 <= self.block_size <= BLOCK_SIZE_MAX:
             raise ConfigInvalid(
                 f"--block-size is {self.block_size}, but must be 1 to {BLOCK_SIZE_MAX}"
-            )
-        if self.kv_dtype not in KV_DTYPES:
-            raise ConfigInvalid(
-                f"--kv-dtype is {self.kv_dtype!r}, but must be one of {', '.join(KV_DTYPES)}"
             )
         if self.block_count is not None and self.block_count < 2:
             raise ConfigInvalid(f"--block-count is {self.block_count}, but must be at least 2")
@@ -77,6 +79,20 @@ class ModelConfig:
             )
         if self.rank_count > 1 and self.loras:
             raise ConfigInvalid("--lora and --tensor-parallel cannot be combined yet")
+
+    def _check_names(self) -> None:
+        try:
+            check_backend_name(self.attention_backend)
+        except UnknownBackend as error:
+            raise ConfigInvalid(str(error)) from error
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
+            raise ConfigInvalid(f"device {self.device!r} is none of auto, cpu, cuda, cuda:N")
+        if self.dtype not in DTYPES:
+            raise ConfigInvalid(f"dtype {self.dtype!r} is none of {', '.join(DTYPES)}")
+        if self.kv_dtype not in KV_DTYPES:
+            raise ConfigInvalid(
+                f"--kv-dtype is {self.kv_dtype!r}, but must be one of {', '.join(KV_DTYPES)}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,11 @@ from pathlib import Path
 import torch
 
 from prefixd.kernels.layer_kv import FP8_DTYPE, fp8_refusal
-from prefixd.worker.attention.registry import BackendUnavailable, UnknownBackend, create_backend
+from prefixd.worker.attention.registry import (
+    BackendUnavailable,
+    backend_name_for,
+    create_backend,
+)
 from prefixd.worker.attention.seam import AttentionBackend
 from prefixd.worker.config import ConfigInvalid, ModelConfig
 from prefixd.worker.model.fetch import PACKAGED_MODELS, model_folder
@@ -70,9 +74,10 @@ def settle(config: ModelConfig, *, report: Callable[[str], None]) -> Setting:
     """
     config.check()
     device = _device(config.device)
+    backend_name = backend_name_for(config.attention_backend, device_type=device.type)
     try:
-        backend = create_backend(config.attention_backend)
-    except (UnknownBackend, BackendUnavailable) as error:
+        backend = create_backend(backend_name)
+    except BackendUnavailable as error:
         raise ConfigInvalid(str(error)) from error
     if device.type == "cpu":
         torch.set_num_threads(config.thread_count)
@@ -124,26 +129,25 @@ def fitting_block_count(model: LoadedModel, config: ModelConfig) -> int:
 def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigInvalid(f"device {name!r} is none of auto, cpu, cuda, cuda:N") from error
+    device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigInvalid(f"device {name!r}: this machine has no usable GPU")
+    index = int(name.partition(":")[2] or 0)
+    if device.type == "cuda" and index >= torch.cuda.device_count():
+        raise ConfigInvalid(
+            f"device {name!r}: this machine has {torch.cuda.device_count()} GPUs, from cuda:0 on"
+        )
     return device
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
-    dtype = {
+    return {
         "float32": torch.float32,
         "bfloat16": torch.bfloat16,
         "float16": torch.float16,
-    }.get(name)
-    if dtype is None:
-        raise ConfigInvalid(f"dtype {name!r} is none of auto, float32, bfloat16, float16")
-    return dtype
+    }[name]
 
 
 def _kv_dtype(name: str, model: LoadedModel) -> torch.dtype:

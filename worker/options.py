@@ -67,7 +67,10 @@ BlockCountOption = Annotated[
 ]
 AttentionBackendOption = Annotated[
     str,
-    typer.Option(help="How to compute attention: torch (fast), strict (bitwise reproducible), …"),
+    typer.Option(
+        help="How to compute attention: torch, triton (GPUs), strict (bitwise reproducible),"
+        " reference (slow); auto: triton on a GPU, else torch."
+    ),
 ]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 DtypeOption = Annotated[

@@ -56,7 +56,7 @@ def check_cold(subject: Subject, backend: str) -> None:
 
 
 def check_chunked(subject: Subject, backend: str) -> None:
-    """A prompt in chunks of odd sizes, one of them a single token; borders in and between blocks."""
+    """A prompt in chunks of odd sizes, one of them a token; borders in and between blocks."""
     harness = subject.harness(backend)
     borders = [0, 5, 32, 33, len(subject.first) - 5, len(subject.first)]
     parts = [

@@ -1,8 +1,10 @@
-"""The attention backends by name."""
+"""The attention backends by name. Importing this imports neither torch nor any of them."""
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
-from prefixd.worker.attention.seam import AttentionBackend
+if TYPE_CHECKING:
+    from prefixd.worker.attention.seam import AttentionBackend
 
 # Strings, so that a backend's own imports happen only where it is chosen.
 BACKENDS = {
@@ -12,12 +14,18 @@ BACKENDS = {
     "triton": "prefixd.worker.attention.triton:TritonBackend",
 }
 
+AUTO = "auto"
+"""Stands for the fastest backend of the device."""
+
+_FASTEST_BY_DEVICE_TYPE = {"cpu": "torch", "cuda": "triton"}
+
 
 class UnknownBackend(ValueError):
     """No attention backend has this name."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"attention backend {name!r} is unknown; known: {', '.join(BACKENDS)}")
+        known = ", ".join((AUTO, *BACKENDS))
+        super().__init__(f"attention backend {name!r} is unknown; known: {known}")
         self.name = name
 
 
@@ -30,11 +38,22 @@ class BackendUnavailable(RuntimeError):
         self.reason = reason
 
 
-def create_backend(name: str) -> AttentionBackend:
+def check_backend_name(name: str) -> None:
+    """Raises UnknownBackend, which names the known ones, where nothing has this name."""
+    if name != AUTO and name not in BACKENDS:
+        raise UnknownBackend(name)
+
+
+def backend_name_for(name: str, *, device_type: str) -> str:
+    """The backend that a name stands for on "cpu" or "cuda": itself, but for AUTO."""
+    return _FASTEST_BY_DEVICE_TYPE[device_type] if name == AUTO else name
+
+
+def create_backend(name: str) -> "AttentionBackend":
     """Imports and makes a backend.
 
     Raises:
-        UnknownBackend: names the known ones.
+        UnknownBackend: the name is no key of BACKENDS.
         BackendUnavailable: it needs what this machine lacks.
     """
     if name not in BACKENDS:

@@ -10,7 +10,12 @@ from torch import Tensor
 
 from prefixd.kernels.layer_kv import LayerKv
 from prefixd.worker.attention.batch import AttentionBatch, SequenceRows, build_batch
-from prefixd.worker.attention.registry import UnknownBackend, create_backend
+from prefixd.worker.attention.registry import (
+    UnknownBackend,
+    backend_name_for,
+    check_backend_name,
+    create_backend,
+)
 from prefixd.worker.attention.seam import LayerTraits
 from tests.support.backends import every_backend
 
@@ -210,6 +215,18 @@ def test_strict_pads_to_a_multiple_of_four() -> None:
 def test_unknown_backend_names_the_known_ones() -> None:
     """The error helps to correct the name."""
     with pytest.raises(
-        UnknownBackend, match=r"'fast' is unknown; known: reference, strict, torch, triton"
+        UnknownBackend, match=r"'fast' is unknown; known: auto, reference, strict, torch, triton"
     ):
-        create_backend("fast")
+        check_backend_name("fast")
+
+
+@pytest.mark.parametrize(
+    ("name", "device_type", "expected"),
+    [("auto", "cpu", "torch"), ("auto", "cuda", "triton"), ("strict", "cuda", "strict")],
+)
+def test_auto_is_the_fastest_backend_of_the_device(
+    name: str, device_type: str, expected: str
+) -> None:
+    """A name that was chosen stays."""
+    check_backend_name(name)
+    assert expected == backend_name_for(name, device_type=device_type)

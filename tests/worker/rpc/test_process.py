@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -106,8 +108,8 @@ def test_told_to_end_it_ends_cleanly(
         (["--block-size", "4097"], 2, "--block-size is 4097, but must be 1 to 4096"),
         (["--block-count", "1"], 2, "--block-count is 1"),
         (["--token-budget", "3"], 2, "token_budget is 3"),
-        (["--device", "abacus"], 2, "device 'abacus'"),
-        (["--dtype", "int3"], 2, "dtype 'int3'"),
+        (["--device", "abacus"], 2, "device 'abacus' is none of auto, cpu, cuda, cuda:N"),
+        (["--dtype", "int3"], 2, "dtype 'int3' is none of auto, float32, bfloat16, float16"),
         (["--log-level", "loud"], 2, "--log-level must be one of"),
         (["--lora", "poet"], 2, "'poet' is neither NAME=FOLDER nor NAME@VERSION=FOLDER"),
         (["--lora", "a=/x", "--lora", "a=/y"], 2, "--lora gives two adapters one name"),
@@ -182,3 +184,17 @@ def test_pool_that_the_controller_refuses_ends_the_worker(
     (line,) = [line for line in result.stderr.splitlines() if not line.startswith("{")]
     assert "pool_name must be" in line
     assert "FIELD_INVALID" in line
+
+
+def test_bad_name_is_refused_before_torch_is_imported() -> None:
+    """A typing error costs no seconds: nothing on the way to the check imports torch."""
+    code = (
+        "import sys; sys.modules['torch'] = None;"
+        "from prefixd.worker.__main__ import app;"
+        "app(['--attention-backend', 'none'])"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert ended.stderr.startswith("prefixd worker: attention backend 'none' is unknown; known: ")
