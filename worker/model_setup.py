@@ -74,6 +74,7 @@ def settle(config: ModelConfig, *, report: Callable[[str], None]) -> Setting:
     """
     config.check()
     device = _device(config.device)
+    _check_kv_dtype(config.kv_dtype, device)
     backend_name = backend_name_for(config.attention_backend, device_type=device.type)
     try:
         backend = create_backend(backend_name)
@@ -150,12 +151,12 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
     }[name]
 
 
-def _kv_dtype(name: str, model: LoadedModel) -> torch.dtype:
-    if name == "auto":
-        return model.dtype
-    dtype = KV_DTYPES_8_BIT[name]
-    if dtype == FP8_DTYPE and model.device.type == "cuda":
-        refusal = fp8_refusal(torch.cuda.get_device_capability(model.device))
+def _check_kv_dtype(name: str, device: torch.device) -> None:
+    if name == "fp8" and device.type == "cuda":
+        refusal = fp8_refusal(torch.cuda.get_device_capability(device))
         if refusal is not None:
-            raise ConfigInvalid(f"--kv-dtype fp8 on {model.device}: {refusal}")
-    return dtype
+            raise ConfigInvalid(f"--kv-dtype fp8 on {device}: {refusal}")
+
+
+def _kv_dtype(name: str, model: LoadedModel) -> torch.dtype:
+    return model.dtype if name == "auto" else KV_DTYPES_8_BIT[name]
