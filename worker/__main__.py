@@ -12,17 +12,18 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
 # gRPC's own complaints about a taken port would stand beside our one clear line.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
+from prefixd.worker.attention.registry import AUTO, backend_name_for
 from prefixd.worker.config import (
     BLOCK_SIZE_DEFAULT,
     CONTROLLER_WAIT_S_DEFAULT,
@@ -77,6 +78,10 @@ from prefixd.worker.rpc.listening import (
 )
 from prefixd.worker.rpc.tls import ControllerTls, ServerTls, TlsUnusable
 
+if TYPE_CHECKING:
+    from prefixd.worker.execution import Runner
+    from prefixd.worker.server import Watch
+
 LIMITS_DEFAULT = SchedulerLimits()
 USAGE_ERRORS = (ConfigInvalid, LimitInvalid, AddressInvalid, TlsUnusable, LoraSourceInvalid)
 """What is wrong with options."""
@@ -108,7 +113,7 @@ def main(
     merge_duplicates: MergeDuplicatesOption = False,
     block_size: BlockSizeOption = BLOCK_SIZE_DEFAULT,
     block_count: BlockCountOption = 0,
-    attention_backend: AttentionBackendOption = "torch",
+    attention_backend: AttentionBackendOption = AUTO,
     device: DeviceOption = "auto",
     dtype: DtypeOption = "auto",
     kv_dtype: KvDtypeOption = "auto",
@@ -158,10 +163,7 @@ def main(
         )
         is_idle = _run(config, model_config, log)
     if not is_idle:
-        # A forward pass cannot be interrupted, and the interpreter would wait for it.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
+        _exit_at_once(0)
 
 
 @contextmanager
@@ -171,8 +173,11 @@ def _telling_failures() -> Iterator[None]:
         yield
     except USAGE_ERRORS as error:
         _fail(str(error), status=2)
-    except (AddressUnusable, PoolRefused, WorkerBroken) as error:
+    except (AddressUnusable, PoolRefused) as error:
         _fail(str(error), status=1)
+    except WorkerBroken as error:
+        print(f"prefixd worker: {error}", file=sys.stderr)
+        _exit_at_once(1)
     except (ModelRefused, ModelUnavailable, AdapterUnusable) as error:
         _fail(str(error), status=3)
 
@@ -183,16 +188,38 @@ def _run(config: WorkerConfig, model_config: ModelConfig, log: Log) -> bool:
     model_config.check()
     # Imported here: torch takes seconds, which neither help nor a bad option should cost.
     from prefixd.worker.model_setup import load_runner
-    from prefixd.worker.server import build, serve
+    from prefixd.worker.parallel.setup import load_parallel_runner
 
     log.info("model_loading", model=model_config.model)
-    runner = load_runner(model_config, report=lambda line: log.info("model_fetch", step=line))
+
+    def report(line: str) -> None:
+        log.info("model_fetch", step=line)
+
+    if model_config.rank_count == 1:
+        return _serve(config, model_config, load_runner(model_config, report=report), (), log)
+    with load_parallel_runner(model_config, report=report) as runner:
+        return _serve(config, model_config, runner, (runner.watch,), log)
+
+
+def _serve(
+    config: WorkerConfig,
+    model_config: ModelConfig,
+    runner: "Runner",
+    watches: "Sequence[Watch]",
+    log: Log,
+) -> bool:
+    from prefixd.worker.server import build, serve
+
     if not config.pool_name:
         name = re.sub(r"[^A-Za-z0-9._-]", "-", runner.model.name)
         config = replace(config, pool_name=name)
 
+    device = runner.model.device
+    backend = backend_name_for(model_config.attention_backend, device_type=device.type)
+    log.info("model_loaded", device=str(device), attention_backend=backend)
+
     async def serve_runner() -> bool:
-        server = build(config, runner, log=log, attention_backend=model_config.attention_backend)
+        server = build(config, runner, log=log, attention_backend=backend, watches=watches)
         return await serve(server, on_started=_announce, log=log)
 
     return asyncio.run(serve_runner())
@@ -233,6 +260,13 @@ def _controller_tls(
 
 def _end_while_loading(_number: int, _frame: object) -> NoReturn:
     raise SystemExit(0)
+
+
+def _exit_at_once(status: int) -> NoReturn:
+    """Ends the process; a forward pass cannot be interrupted, and the interpreter would wait."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _fail(message: str, *, status: int) -> NoReturn:

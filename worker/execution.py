@@ -4,11 +4,14 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from prefixd.worker.model.forward import BlockCopy, Chunk, ForwardPass, flatten
+from prefixd.worker.model.kv_cache import PagedKv
+from prefixd.worker.model.loaded import LoadedModel
 from prefixd.worker.model.passes import split_passes
-from prefixd.worker.model.runner import ModelRunner
 from prefixd.worker.reading import LogitRead, LogitReading, read_logits, single_draws
+from prefixd.worker.sampling import Draw
 from prefixd.worker.step import PassPlan, PlannedChunk
 
 
@@ -31,10 +34,41 @@ class PassRunner(Protocol):
         ...
 
 
+class Runner(Protocol):
+    """A model with its pool, in one process or over several; see `ModelRunner`."""
+
+    @property
+    def model(self) -> LoadedModel:
+        """The model that runs."""
+        ...
+
+    @property
+    def kv(self) -> PagedKv:
+        """The pool it reads and writes."""
+        ...
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether passes of decode are recorded, so that they had better run apart."""
+        ...
+
+    def run(self, forward: ForwardPass) -> Tensor:
+        """Computes a pass; returns its logits."""
+        ...
+
+    def draw(self, forward: ForwardPass, draws: Sequence[Draw]) -> Tensor:
+        """Computes a pass, and chooses a token for each row of logits."""
+        ...
+
+    def copy(self, copies: tuple[BlockCopy, ...]) -> None:
+        """Copies blocks, and computes nothing."""
+        ...
+
+
 class ModelPassRunner:
     """Executes passes on a Hugging Face model."""
 
-    def __init__(self, runner: ModelRunner) -> None:
+    def __init__(self, runner: Runner) -> None:
         self._runner = runner
 
     def run(self, plan: PassPlan, reads: Sequence[LogitRead]) -> list[LogitReading]:

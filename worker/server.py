@@ -4,8 +4,9 @@ import asyncio
 import gc
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from importlib import metadata
+from typing import TypeAlias
 
 import grpc
 import torch
@@ -17,10 +18,9 @@ from prefixd.v1 import worker_pb2, worker_pb2_grpc
 from prefixd.worker.config import WorkerConfig
 from prefixd.worker.engine import Engine
 from prefixd.worker.errors import WorkerBroken
-from prefixd.worker.execution import ModelPassRunner, PassRunner
+from prefixd.worker.execution import ModelPassRunner, PassRunner, Runner
 from prefixd.worker.limits import MESSAGE_BYTES_MAX
 from prefixd.worker.logs import Log
-from prefixd.worker.model.runner import ModelRunner
 from prefixd.worker.model.weights import ModelWeights
 from prefixd.worker.plan_check import PoolShape
 from prefixd.worker.prompt import PromptReader
@@ -52,6 +52,10 @@ SERVER_OPTIONS = (
 )
 
 
+Watch: TypeAlias = Callable[[], Coroutine[None, None, None]]
+"""Raises once something has ended that the worker cannot do without."""
+
+
 class Server:
     """A worker that can be started and stopped once.
 
@@ -67,6 +71,7 @@ class Server:
         engine: Engine,
         client: ControllerClient,
         health: HealthServicer,
+        watches: Sequence[Watch],
         log: Log,
     ) -> None:
         self.engine = engine
@@ -74,6 +79,7 @@ class Server:
         self._grpc_server = grpc_server
         self._config = config
         self._health = health
+        self._watches = watches
         self._log = log
         self._listening = Listening()
         self._tasks: list[asyncio.Task[None]] = []
@@ -100,6 +106,7 @@ class Server:
             asyncio.create_task(self.client.run(self.addresses[0])),
             asyncio.create_task(self.engine.run()),
             asyncio.create_task(self._follow_readiness()),
+            *(asyncio.create_task(watch()) for watch in self._watches),
         ]
 
     async def broken(self) -> Exception:
@@ -145,11 +152,12 @@ class Server:
 
 def build(
     config: WorkerConfig,
-    runner: ModelRunner,
+    runner: Runner,
     *,
     log: Log,
     attention_backend: str,
     wrap_runner: Callable[[PassRunner], PassRunner] = lambda runner: runner,
+    watches: Sequence[Watch] = (),
 ) -> Server:
     """Wires a worker around a loaded model.
 
@@ -159,6 +167,7 @@ def build(
         log: for lifecycle events.
         attention_backend: name of the runner's backend, for clients.
         wrap_runner: puts something around each forward pass: a measurement, or a fault.
+        watches: each raises once something that the worker cannot do without has ended.
     """
     model, kv = runner.model, runner.kv
     shape = PoolShape(
@@ -202,7 +211,15 @@ def build(
     reflection.enable_server_reflection(
         (SERVICE_NAME, health_name, reflection.SERVICE_NAME), grpc_server
     )
-    return Server(grpc_server, config=config, engine=engine, client=client, health=health, log=log)
+    return Server(
+        grpc_server,
+        config=config,
+        engine=engine,
+        client=client,
+        health=health,
+        watches=watches,
+        log=log,
+    )
 
 
 async def serve(server: Server, *, on_started: Callable[[tuple[str, ...]], None], log: Log) -> bool:
@@ -231,7 +248,7 @@ async def serve(server: Server, *, on_started: Callable[[tuple[str, ...]], None]
     told.cancel()
     broken.cancel()
     is_idle = await server.stop()
-    if isinstance(error, PoolRefused):
+    if isinstance(error, PoolRefused | WorkerBroken):
         raise error
     if error is not None:
         log.error("worker_broken", exc_info=error)
@@ -239,7 +256,7 @@ async def serve(server: Server, *, on_started: Callable[[tuple[str, ...]], None]
     return is_idle
 
 
-def _pool_description(config: WorkerConfig, runner: ModelRunner) -> PoolDescription:
+def _pool_description(config: WorkerConfig, runner: Runner) -> PoolDescription:
     model, kv = runner.model, runner.kv
     return PoolDescription(
         pool_name=config.pool_name,
@@ -257,7 +274,7 @@ def _pool_description(config: WorkerConfig, runner: ModelRunner) -> PoolDescript
 
 
 def _worker_description(
-    config: WorkerConfig, runner: ModelRunner, shape: PoolShape, attention_backend: str
+    config: WorkerConfig, runner: Runner, shape: PoolShape, attention_backend: str
 ) -> WorkerDescription:
     model, kv = runner.model, runner.kv
     return WorkerDescription(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers.distributed import DistributedConfig
+from transformers.distributed.configuration_utils import DistributedConfig
 
 from prefixd.worker.attention.seam import AttentionBackend
 from prefixd.worker.kv_groups import KvGroup, group_layers
@@ -42,7 +42,7 @@ def load_folder(
     return model
 
 
-def load_part(
+def load_split(
     folder: Path, *, name: str, backend: AttentionBackend, rank_count: int, dtype: torch.dtype
 ) -> LoadedModel:
     """Loads this rank's part of a model that is split by heads, as transformers' plan says.
@@ -59,6 +59,23 @@ def load_part(
     return _guarded(network, name=name, backend=backend, folder=folder)
 
 
+def load_config(folder: Path, *, name: str) -> Any:
+    """Reads the configuration of a model.
+
+    Raises:
+        ModelUnavailable: the folder does not hold a readable one.
+        ModelRefused: by the guard.
+    """
+    if not (folder / "config.json").is_file():
+        raise ModelUnavailable(model_name=name, reason=f"{folder} holds no config.json")
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ModelUnavailable(model_name=name, reason=str(error)) from error
+    check_config(config, model_name=name)
+    return config
+
+
 def load_network(folder: Path, *, name: str, dtype: torch.dtype, **options: Any) -> Any:
     """Loads a transformers model with our attention, with all its weights.
 
@@ -72,12 +89,9 @@ def load_network(folder: Path, *, name: str, dtype: torch.dtype, **options: Any)
         ModelUnavailable: the folder does not hold a readable, complete model.
         ModelRefused: by the guard, which has seen its configuration only.
     """
-    if not (folder / "config.json").is_file():
-        raise ModelUnavailable(model_name=name, reason=f"{folder} holds no config.json")
+    load_config(folder, name=name)
     register_attention()
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-        check_config(config, model_name=name)
         with _refusing(name):
             network, report = _AUTO_MODEL.from_pretrained(
                 folder,

@@ -1,0 +1,71 @@
+"""What a rank above 0 does: it loads its part of the model, then runs what rank 0 runs."""
+
+from collections.abc import Callable
+from typing import NoReturn
+
+from prefixd.worker.logs import json_logger
+from prefixd.worker.model.runner import ModelRunner
+from prefixd.worker.model_setup import settle
+from prefixd.worker.parallel.frames import (
+    Answer,
+    Assignment,
+    decode_assignment,
+    decode_number,
+    decode_work,
+    encode_answer,
+)
+from prefixd.worker.parallel.group import find_store
+from prefixd.worker.parallel.loading import load_part
+
+LOG_LEVEL = "error"
+"""Rank 0 tells the rest."""
+
+
+def follow(receive: Callable[[], bytes], answer: Callable[[bytes], None]) -> NoReturn:
+    """Runs passes as rank 0 tells them; the process ends from outside.
+
+    What fails is told to rank 0 before it is raised: a rank that could not do its part of a pass
+    is of no more use, and by its end the others notice where they wait for it.
+
+    Args:
+        receive: waits for the next frame.
+        answer: sends one.
+
+    Raises:
+        Exception: it failed.
+    """
+    log = json_logger(LOG_LEVEL)
+    rank = 0
+    try:
+        assignment = decode_assignment(receive())
+        rank = assignment.rank
+        answer(encode_answer(Answer()))
+        runner = _load(assignment, receive, answer)
+        answer(encode_answer(Answer()))
+        while True:
+            work = decode_work(receive())
+            if isinstance(work, tuple):
+                runner.copy(work)
+            else:
+                runner.run(work)
+            answer(encode_answer(Answer()))
+    except Exception as error:
+        log.error("rank_failed", rank=rank, exc_info=error)
+        answer(encode_answer(Answer(failure=f"{type(error).__name__}: {error}")))
+        raise SystemExit(1) from error
+
+
+def _load(
+    assignment: Assignment, receive: Callable[[], bytes], answer: Callable[[bytes], None]
+) -> ModelRunner:
+    """Loads this rank's part; all ranks have as many blocks as the one with the fewest can hold."""
+    config = assignment.model
+    store = find_store(assignment.store_port, config.rank_count)
+    setting = settle(config, report=_report_nothing)
+    part = load_part(config, setting, rank=assignment.rank, store=store)
+    answer(encode_answer(Answer(part.fitting_block_count())))
+    return part.runner(block_count=decode_number(receive()))
+
+
+def _report_nothing(_line: str) -> None:
+    """Rank 0 has found the model, so there is nothing to tell of a download."""

@@ -1,0 +1,70 @@
+"""Brings a split model into memory: this process is rank 0 and starts the others."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from prefixd.worker.config import ConfigInvalid, ModelConfig
+from prefixd.worker.model.errors import ModelRefused, ModelUnavailable
+from prefixd.worker.model_setup import Setting, settle
+from prefixd.worker.parallel.frames import Assignment, encode_assignment, encode_number
+from prefixd.worker.parallel.group import open_store
+from prefixd.worker.parallel.loading import load_part, rank_device
+from prefixd.worker.parallel.plan import check_split
+from prefixd.worker.parallel.ranks import Ranks
+from prefixd.worker.parallel.runner import ParallelRunner
+
+
+def load_parallel_runner(config: ModelConfig, *, report: Callable[[str], None]) -> ParallelRunner:
+    """Loads the model over several processes; ``report`` gets a line before a download.
+
+    Raises:
+        ConfigInvalid: an option is out of range, or there are too few GPUs.
+        ModelRefused: by the guard, or it cannot be split.
+        ModelUnavailable: the model's files are not to be had.
+        RankLost: a rank ended or failed.
+    """
+    assert config.rank_count > 1, "one rank needs none of this"
+    setting = settle(config, report=report)
+    device = rank_device(setting.device, rank=0, rank_count=config.rank_count)
+    # Imported here: transformers takes seconds, and a bad option should fail at once.
+    from prefixd.worker.model.attention_hook import register_attention
+    from prefixd.worker.model.loader import load_config
+    from prefixd.worker.model.numeric_probe import check_numbers
+
+    register_attention()
+    model_config = load_config(setting.folder, name=setting.name)
+    check_split(model_config, rank_count=config.rank_count, model_name=setting.name)
+    ranks = Ranks(config.rank_count)
+    try:
+        # While the others start: this is about the model as a whole.
+        check_numbers(model_config, setting.backend, device=device, model_name=setting.name)
+        return _load(config, setting, ranks)
+    except BaseException:
+        ranks.close()
+        raise
+
+
+def _load(config: ModelConfig, setting: Setting, ranks: Ranks) -> ParallelRunner:
+    """All ranks get as many blocks as the one with the least memory has room for."""
+    store = open_store(config.rank_count)
+    # They need not look for it again.
+    found = replace(config, model=str(setting.folder.resolve()))
+    ranks.tell(
+        [
+            encode_assignment(Assignment(rank, store.port, found))
+            for rank in range(1, config.rank_count)
+        ]
+    )
+    ranks.answers()
+    try:
+        part = load_part(config, setting, rank=0, store=store)
+    except (ConfigInvalid, ModelRefused, ModelUnavailable):
+        raise
+    except Exception as error:
+        ranks.give_up(error)
+    fitting_block_counts = [part.fitting_block_count(), *ranks.answers()]
+    block_count = config.block_count or min(fitting_block_counts)
+    ranks.tell_all(encode_number(block_count))
+    runner = part.runner(block_count=block_count)
+    ranks.answers()
+    return ParallelRunner(runner, ranks)
