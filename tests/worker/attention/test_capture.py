@@ -5,14 +5,13 @@ On device "meta" tensors have no memory; whatever would make the host wait for t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
 from prefixd.kernels.attention import attention_launches
@@ -30,48 +29,13 @@ from prefixd.worker.model.attention_hook import (
     register_attention,
 )
 from prefixd.worker.model.loaded import call_network
+from tests.support.graphs import CaptureLint, HostSync
 from tests.support.models import CONFIGS
 
 META = torch.device("meta")
 ROW_COUNT = 4
 BLOCK_SIZE = 16
 BLOCK_COUNT = 8
-
-aten = torch.ops.aten
-SYNCHRONISING = {
-    aten._local_scalar_dense.default,
-    aten.nonzero.default,
-    aten.masked_select.default,
-    aten.is_nonzero.default,
-    aten._unique2.default,
-}
-
-
-class HostSync(AssertionError):
-    """An operation that waits for the device or moves data between devices."""
-
-
-class CaptureLint(TorchDispatchMode):
-    """Raises at the first operation that a CUDA graph could not capture."""
-
-    def __torch_dispatch__(
-        self,
-        operation: Callable[..., Any],
-        types: Sequence[type],
-        arguments: Sequence[Any] = (),
-        named_arguments: Mapping[str, Any] | None = None,
-    ) -> Any:
-        named_arguments = named_arguments or {}
-        tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
-        devices = {tensor.device.type for tensor in tensors if tensor.dim()}
-        if named_arguments.get("device") is not None and tensors:
-            devices.add(torch.device(named_arguments["device"]).type)
-        selects = operation == aten.index.Tensor and any(
-            index is not None and index.dtype == torch.bool for index in arguments[1]
-        )
-        if operation in SYNCHRONISING or selects or len(devices) > 1:
-            raise HostSync(f"{operation} on {sorted(devices)}")
-        return operation(*arguments, **named_arguments)
 
 
 def decode_layout() -> PassLayout:
