@@ -7,7 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefixd.kernels.layer_kv import FP8_DTYPE, LayerKv, dequantize, quantize_rows
+from prefixd.kernels.layer_kv import (
+    FP8_DTYPE,
+    LayerKv,
+    dequantize,
+    dequantize_into,
+    fp8_refusal,
+    quantize_rows,
+)
 
 ERRORS = {torch.int8: 0.5 / 127, FP8_DTYPE: 1 / 16}
 """Largest error relative to a head's largest magnitude: half a step of int8, half of e4m3's last
@@ -38,6 +45,36 @@ def test_a_stored_token_depends_on_itself_alone(dtype: torch.dtype) -> None:
         assert torch.equal(alone.scales[0], together.scales[index])
         elements = together.elements[index].view(torch.uint8)
         assert torch.equal(alone.elements[0].view(torch.uint8), elements)
+
+
+@pytest.mark.parametrize("dtype", ERRORS)
+@pytest.mark.parametrize("target_dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_rows_are_dequantized_in_place_with_one_rounding(
+    dtype: torch.dtype, target_dtype: torch.dtype
+) -> None:
+    """Every number that the format has, under scales of every size."""
+    numbers = torch.arange(256, dtype=torch.uint8).view(dtype)
+    elements = numbers.expand(9, 256)
+    scales = 10.0 ** torch.arange(-6, 3)
+    target = torch.full((9, 256), 7.0, dtype=target_dtype)
+    dequantize_into(target, elements, scales)
+    expected = dequantize(elements, scales).to(target_dtype)
+    torch.testing.assert_close(target, expected, rtol=0.0, atol=0.0, equal_nan=True)
+
+
+@pytest.mark.parametrize("capability", [(8, 9), (9, 0), (10, 0)])
+def test_fp8_is_served_from_compute_capability_8_9_on(capability: tuple[int, int]) -> None:
+    """Ada, Hopper and Blackwell convert e4m3."""
+    assert fp8_refusal(capability) is None
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 6)])
+def test_fp8_is_refused_below(capability: tuple[int, int]) -> None:
+    """The reason names what is needed and what is there."""
+    refusal = fp8_refusal(capability)
+    assert refusal is not None
+    assert "8.9" in refusal
+    assert f"{capability[0]}.{capability[1]}" in refusal
 
 
 def bad_layers() -> dict[str, dict[str, Any]]:

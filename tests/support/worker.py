@@ -253,6 +253,7 @@ def strict_runner(
     block_count: int,
     block_size: int = 4,
     loras: tuple[LoraIdentity, ...] = (),
+    kv_dtype: str = "auto",
 ) -> ModelRunner:
     """Loads a model on the strict backend, with a pool of its own."""
     config = ModelConfig(
@@ -262,6 +263,7 @@ def strict_runner(
         block_size=block_size,
         block_count=block_count,
         loras=loras,
+        kv_dtype=kv_dtype,
     )
     return load_runner(config, report=print)
 

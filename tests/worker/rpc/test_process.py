@@ -110,6 +110,7 @@ def test_told_to_end_it_ends_cleanly(
         (["--token-budget", "3"], 2, "token_budget is 3"),
         (["--device", "abacus"], 2, "device 'abacus' is none of auto, cpu, cuda, cuda:N"),
         (["--dtype", "int3"], 2, "dtype 'int3' is none of auto, float32, bfloat16, float16"),
+        (["--kv-dtype", "int3"], 2, "--kv-dtype is 'int3', but must be one of auto, int8, fp8"),
         (["--log-level", "loud"], 2, "--log-level must be one of"),
         (["--lora", "poet"], 2, "'poet' is neither NAME=FOLDER nor NAME@VERSION=FOLDER"),
         (["--lora", "a=/x", "--lora", "a=/y"], 2, "--lora gives two adapters one name"),
