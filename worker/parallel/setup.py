@@ -24,7 +24,20 @@ def load_parallel_runner(config: ModelConfig, *, report: Callable[[str], None]) 
         RankLost: a rank ended or failed.
     """
     assert config.rank_count > 1, "one rank needs none of this"
-    setting = settle(config, report=report)
+    config.check()
+    # First of all: their imports take seconds, and run beside this process' own.
+    ranks = Ranks(config.rank_count)
+    try:
+        setting = settle(config, report=report)
+        _check_whole(config, setting)
+        return _load(config, setting, ranks)
+    except BaseException:
+        ranks.close()
+        raise
+
+
+def _check_whole(config: ModelConfig, setting: Setting) -> None:
+    """Refuses a model that cannot be split, or that paged attention computes wrongly."""
     device = rank_device(setting.device, rank=0, rank_count=config.rank_count)
     # Imported here: transformers takes seconds, and a bad option should fail at once.
     from prefixd.worker.model.attention_hook import register_attention
@@ -34,14 +47,7 @@ def load_parallel_runner(config: ModelConfig, *, report: Callable[[str], None]) 
     register_attention()
     model_config = load_config(setting.folder, name=setting.name)
     check_split(model_config, rank_count=config.rank_count, model_name=setting.name)
-    ranks = Ranks(config.rank_count)
-    try:
-        # While the others start: this is about the model as a whole.
-        check_numbers(model_config, setting.backend, device=device, model_name=setting.name)
-        return _load(config, setting, ranks)
-    except BaseException:
-        ranks.close()
-        raise
+    check_numbers(model_config, setting.backend, device=device, model_name=setting.name)
 
 
 def _load(config: ModelConfig, setting: Setting, ranks: Ranks) -> ParallelRunner:
