@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from prefixd.worker.attention.batch import SequenceRows
 from prefixd.worker.config import ModelConfig
+from prefixd.worker.limits import SchedulerLimits
 from prefixd.worker.model.forward import BlockCopy, ForwardPass, GroupRows
 
 _ARRAYS_PER_GROUP = 4
@@ -43,7 +44,9 @@ def encode_assignment(assignment: Assignment) -> bytes:
 def decode_assignment(frame: bytes) -> Assignment:
     """The inverse of `encode_assignment`."""
     fields = json.loads(frame)
-    model = ModelConfig(**{**fields.pop("model"), "loras": ()})
+    model_fields = fields.pop("model")
+    limits = SchedulerLimits(**model_fields.pop("limits"))
+    model = ModelConfig(**{**model_fields, "loras": (), "limits": limits})
     return Assignment(model=model, **fields)
 
 
