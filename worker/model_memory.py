@@ -1,6 +1,6 @@
 """Sizes a model's pool by the memory of its device."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -62,7 +62,7 @@ def size_pool(
     per_block = block_byte_count(model.page_geometry, block_size=config.block_size, dtype=kv_dtype)
     try:
         if model.device.type == "cuda":
-            return _size_on_gpu(
+            sized = _size_on_gpu(
                 model,
                 backend,
                 config,
@@ -70,9 +70,12 @@ def size_pool(
                 kv_dtype=kv_dtype,
                 records_graphs=records_graphs,
             )
-        return _size_on_cpu(config, per_block=per_block)
+        else:
+            sized = _size_on_cpu(config, per_block=per_block)
     except PoolTooLarge as error:
         raise ConfigInvalid(str(error)) from error
+    name = str(kv_dtype).removeprefix("torch.")
+    return replace(sized, line=f"{sized.line} in {name}")
 
 
 def _size_on_cpu(config: ModelConfig, *, per_block: int) -> SizedPool:
