@@ -15,8 +15,9 @@ from prefixd.worker.attention.registry import (
 )
 from prefixd.worker.attention.seam import AttentionBackend, RecordableBackend
 from prefixd.worker.config import ConfigInvalid, ModelConfig
+from prefixd.worker.limits import SchedulerLimits
 from prefixd.worker.model.fetch import PACKAGED_MODELS, model_folder
-from prefixd.worker.model.graphs import CudaGraphRecorder
+from prefixd.worker.model.graphs import CudaGraphRecorder, GraphRecorder
 from prefixd.worker.model.graphs_decode import DecodeGraphs
 from prefixd.worker.model.kv_cache import PagedKv
 from prefixd.worker.model.loaded import LoadedModel
@@ -151,27 +152,40 @@ def _warm_runner(
     """The same with all kernels compiled, and with recordings where they are to be had."""
     from prefixd.worker.model.memory_profile import warm_up
 
-    model, kv = runner.model, runner.kv
+    device = runner.model.device
     start_s = time.perf_counter()
     warm_up(runner)
-    torch.cuda.synchronize(model.device)
+    torch.cuda.synchronize(device)
     report(f"kernels compiled in {time.perf_counter() - start_s:.1f} s")
-    if not (_records_graphs(model, backend, config) and isinstance(backend, RecordableBackend)):
+    if not _records_graphs(runner.model, backend, config):
         return runner
+    return recording_runner(runner, backend, CudaGraphRecorder(device), config.limits, report)
+
+
+def recording_runner(
+    runner: ModelRunner,
+    backend: AttentionBackend,
+    recorder: GraphRecorder,
+    limits: SchedulerLimits,
+    report: Callable[[str], None],
+) -> ModelRunner:
+    """The same with its passes of decode recorded, where its model allows it."""
+    assert isinstance(backend, RecordableBackend), "a backend whose passes can be recorded"
+    model, kv = runner.model, runner.kv
     slot_count_max = (kv.block_count - 1) * kv.block_size
     graphs = DecodeGraphs(
         model,
         kv,
         backend,
-        CudaGraphRecorder(model.device),
-        row_count_max=config.limits.running_sequence_count_max,
+        recorder,
+        row_count_max=limits.running_sequence_count_max,
         context_token_count_max=min(model.context_token_count_max, slot_count_max),
     )
     try:
         seconds = graphs.record()
     except RuntimeError as error:
         # Some models do what no graph can hold; they run as well, but slower.
-        report(f"no CUDA graphs, passes run kernel by kernel: {error}")
+        report(f"no CUDA graphs, so steps of decode start kernel by kernel: {error}")
         return runner
     report(f"{graphs.graph_count} CUDA graphs recorded in {seconds:.1f} s")
     return ModelRunner(model, kv, backend, graphs)

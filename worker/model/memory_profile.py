@@ -18,6 +18,8 @@ from prefixd.worker.sampling import Draw, SamplingOptions
 
 GRAPH_OVERHEAD_BYTE_COUNT = 4 * MEBIBYTE
 """What a recording keeps beside the memory that its operations share: the nodes of its graph."""
+ANY_TOKEN_ID = 1
+"""Every vocabulary has it; 0 is often padding, whose embedding is nothing but zeros."""
 WARM_UP_TOKEN_COUNTS = (1, 17, 40, 300)
 """Chunks that together make attention use each of its kernels: one row, few, many, a long query."""
 
@@ -152,7 +154,7 @@ def _chunk(token_count: int, first_block_ids: Sequence[int], block_size: int) ->
     """The first tokens of a sequence, in consecutive blocks from the first of each KV group."""
     block_count = -(-token_count // block_size)
     return Chunk(
-        [0] * token_count,
+        [ANY_TOKEN_ID] * token_count,
         0,
         [range(first, first + block_count) for first in first_block_ids],
         [range(first * block_size, first * block_size + token_count) for first in first_block_ids],
