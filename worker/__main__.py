@@ -71,6 +71,7 @@ from prefixd.worker.options import (
     TlsKeyOption,
     TokenBudgetOption,
 )
+from prefixd.worker.parallel.ranks import Ranks
 from prefixd.worker.rpc.controller_client import PoolRefused
 from prefixd.worker.rpc.listening import (
     CONTROLLER_ADDRESS_DEFAULT,
@@ -195,19 +196,22 @@ def _run(config: WorkerConfig, model_config: ModelConfig, log: Log) -> bool:
     """Loads the model and serves it; returns whether the last forward pass has ended."""
     config.check()
     model_config.check()
-    # Imported here: torch takes seconds, which neither help nor a bad option should cost.
-    from prefixd.worker.model_setup import load_runner
-    from prefixd.worker.parallel.setup import load_parallel_runner
-
     log.info("model_loading", model=model_config.model)
 
     def report(line: str) -> None:
         log.info("model_setup", step=line)
 
+    # Imported here: torch takes seconds, which neither help nor a bad option should cost.
     if model_config.rank_count == 1:
+        from prefixd.worker.model_setup import load_runner
+
         return _serve(config, model_config, load_runner(model_config, report=report), (), log)
-    with load_parallel_runner(model_config, report=report) as runner:
-        return _serve(config, model_config, runner, (runner.watch,), log)
+    # The other ranks start first: they import the same, at the same time.
+    with Ranks(model_config.rank_count) as ranks:
+        from prefixd.worker.parallel.setup import load_parallel_runner
+
+        runner = load_parallel_runner(model_config, ranks, report=report)
+        return _serve(config, model_config, runner, (ranks.watch,), log)
 
 
 def _serve(
