@@ -77,16 +77,18 @@ def _run(options: argparse.Namespace) -> int:
     from bench.gpu_parts.command import run
     from bench.gpu_parts.sizes import full_sizes, tiny_sizes
 
-    if options.device == "cpu":
+    device = torch.device(options.device)
+    if device.type == "cpu":
         torch.set_num_threads(1)
     elif not torch.cuda.is_available():
         print("no usable GPU; to try the script without one: --device cpu --tiny", file=sys.stderr)
         return 2
     else:
+        device = torch.device("cuda", device.index or 0)
         # Triton launches on the present device, whatever its tensors say.
-        torch.cuda.set_device(options.device)
+        torch.cuda.set_device(device)
     sizes = tiny_sizes() if options.tiny else full_sizes()
-    return run(sizes, torch.device(options.device), names=options.only, out=options.out)
+    return run(sizes, device, names=options.only, out=options.out)
 
 
 if __name__ == "__main__":
