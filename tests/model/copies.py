@@ -4,11 +4,12 @@ from collections.abc import Iterable, Sequence
 
 from prefixd.controller.core.messages import BlockId, BlockRemap, Handle, Identity, PrefixMatch
 from tests.model.digests import extra_keys
-from tests.model.naive import NaivePool, Refused
+from tests.model.naive import Refused
+from tests.model.policies import NaiveEviction
 from tests.model.sequence import NaiveSequence
 
 
-class NaiveCopies(NaivePool):
+class NaiveCopies(NaiveEviction):
     """A naive pool whose sequences may share partial blocks (S16), and match inside blocks."""
 
     def partial(

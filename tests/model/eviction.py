@@ -1,10 +1,10 @@
 """Eviction by name on the naive model."""
 
 from prefixd.controller.core.messages import BlockId
-from tests.model.naive import NaivePool
+from tests.model.policies import NaiveEviction
 
 
-def evict(pool: NaivePool, blocks: set[BlockId]) -> tuple[int, int]:
+def evict(pool: NaiveEviction, blocks: set[BlockId]) -> tuple[int, int]:
     """Takes named blocks, or the places of named twins, out of the index with all that is
     behind them (S19); sequences that have some share nothing more. Returns how many were
     dropped, and how many of these are held."""
@@ -20,7 +20,8 @@ def evict(pool: NaivePool, blocks: set[BlockId]) -> tuple[int, int]:
         if at:
             sequence.sealed_at = min(sequence.shared_count, at[0])
             sequence.cacheable = False
-    for place in doomed:
+    for place in sorted(doomed, key=len, reverse=True):
+        pool.leave(place)
         del pool.index[place]
     for block in doomed_blocks:
         del pool.step_of_block[block]

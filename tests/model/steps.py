@@ -68,6 +68,7 @@ class NaiveLog(NaiveCopies):
         self.busy_blocks, self.left_blocks, self.target_blocks = set(), set(), set()
         self._budget_left = step.token_budget
         self._outcomes = []
+        self.lapse()
         for executed in range(self.executed_step_id + 1, step.executed_step_id + 1):
             self.executed_step_id = executed
             self.settle_twins()
@@ -129,6 +130,7 @@ class NaiveLog(NaiveCopies):
             skip_cache_read=entry.skip_cache_read,
             preemption_count=entry.preemption_count,
             token_ids=[int(token) for token in entry.token_ids],
+            retention_hint=entry.retention_hint,
         )
         matched = self._readable_blocks(sequence)
         partial = self._readable_partial(sequence, matched)
@@ -261,9 +263,8 @@ class NaiveLog(NaiveCopies):
             matched=matched if source is None else [*matched, source],
         )
         cached = TokenRange(sequence.scheduled, start)
+        self.use(matched)
         for block in matched:
-            if block in self.free:
-                self.free.remove(block)
             sequence.scheduled_by += [self.step_of_block[block]] * size
         sequence.table += matched
         copies: tuple[BlockCopy, ...] = ()
@@ -343,6 +344,7 @@ class NaiveLog(NaiveCopies):
             raise Refused("SEQUENCE_NOT_FOUND")
         if sequence.planned_step_id == self.applied_step_id:
             self.left_blocks.update(sequence.table)
+        self.close(sequence, entry.retention_hint or sequence.retention_hint, entry.reason)
         self.release(sequence, kept_block_count=0)
         return CloseOutcome()
 

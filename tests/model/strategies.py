@@ -7,6 +7,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
+from prefixd.controller.core.hints import NO_HINT, Continuation, RetentionHint
 from prefixd.controller.core.messages import (
     ExtendEntry,
     ForkEntry,
@@ -52,6 +53,7 @@ class Opening:
     token_budget: int | None
     skip_cache_read: bool
     repeats_name: bool
+    retention_hint: RetentionHint
 
     def entry(self, handle: Handle, name: SequenceId, token_ids: list[int]) -> OpenEntry:
         """Returns the entry that opens a new sequence."""
@@ -65,6 +67,7 @@ class Opening:
             must_fit_token_count=self.must_fit_token_count,
             skip_cache_read=self.skip_cache_read,
             await_token_count_min=self.await_token_count_min,
+            retention_hint=self.retention_hint,
         )
 
     def entry_again(
@@ -161,6 +164,16 @@ def _rarely(usual: Value, *others: Value) -> SearchStrategy[Value]:
     return st.sampled_from((usual,) * (11 * len(others)) + others)
 
 
+def retention_hints() -> SearchStrategy[RetentionHint]:
+    """Draws hints, whose ends come within some steps."""
+    return st.builds(
+        RetentionHint,
+        continuation=st.sampled_from(Continuation),
+        priority=_mostly(0, 1, 2, 7),
+        duration_ms=_mostly(0, 10, 30, 60, 100),
+    )
+
+
 def openings() -> SearchStrategy[Opening]:
     """Draws openings."""
     return st.builds(
@@ -176,6 +189,7 @@ def openings() -> SearchStrategy[Opening]:
         token_budget=_rarely(None, 0, 2, 6),
         skip_cache_read=_mostly(False, True, False),
         repeats_name=_rarely(False, True),
+        retention_hint=st.just(NO_HINT) | retention_hints(),
     )
 
 
