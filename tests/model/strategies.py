@@ -53,7 +53,7 @@ class Opening:
     token_budget: int | None
     skip_cache_read: bool
     repeats_name: bool
-    retention_hint: RetentionHint
+    retention_hint: RetentionHint = NO_HINT
 
     def entry(self, handle: Handle, name: SequenceId, token_ids: list[int]) -> OpenEntry:
         """Returns the entry that opens a new sequence."""
