@@ -1,16 +1,18 @@
-"""What 8-bit KV costs in answers and saves in memory, on the small real model."""
+"""What 8-bit KV costs in answers and time and saves in memory, on the small real model."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from bench.figures import Figure
+from bench.measure import Timed, in_turns, ratio_of
 from prefixd.clients.demo import scenario
 from prefixd.kernels.layer_kv import FP8_DTYPE
 from prefixd.worker.attention.registry import create_backend
 from prefixd.worker.model.fetch import MODEL_DEFAULT, model_folder
-from prefixd.worker.model.forward import Chunk, flatten
+from prefixd.worker.model.forward import Chunk, ForwardPass, flatten
 from prefixd.worker.model.kv_cache import PagedKv
 from prefixd.worker.model.loaded import LoadedModel
 from prefixd.worker.model.loader import load_folder
@@ -20,6 +22,9 @@ TOKEN_COUNT = 768
 BLOCK_SIZE = 16
 ROWS_AT_A_TIME = 64
 """Distributions over the vocabulary that are compared at a time."""
+DECODE_CONTEXT = 2_048
+SHARING_COUNT = 16
+DECODE_ROUND_COUNT = 5
 DIVERGENCE_MAX_MNAT = {torch.int8: 5.0, FP8_DTYPE: 20.0}
 NAMES = {torch.int8: "int8", FP8_DTYPE: "fp8"}
 
@@ -50,8 +55,8 @@ class Divergence:
     same_top_percent: float
 
 
-def divergence_figures() -> list[Figure]:
-    """Measures the demo's document with 8-bit KV against KV in float32."""
+def kv_figures() -> list[Figure]:
+    """Measures 8-bit KV against KV in float32."""
     torch.set_num_threads(1)
     folder = model_folder(MODEL_DEFAULT, report=print)
     model = load_folder(
@@ -61,6 +66,11 @@ def divergence_figures() -> list[Figure]:
         device=torch.device("cpu"),
         dtype=torch.float32,
     )
+    return divergence_figures(model) + decode_step_figures(model)
+
+
+def divergence_figures(model: LoadedModel) -> list[Figure]:
+    """Measures the distributions over the demo's document."""
     expected = score(model, torch.float32)
     figures = []
     for dtype, name in NAMES.items():
@@ -85,6 +95,62 @@ def divergence_figures() -> list[Figure]:
             ),
         ]
     return figures
+
+
+def decode_step_figures(model: LoadedModel) -> list[Figure]:
+    """Measures steps of decode behind 2,048 tokens, of one sequence and of 16 that share them."""
+    runners = {dtype: _filled_runner(model, dtype) for dtype in (torch.float32, *NAMES)}
+    figures = []
+    for sequence_count, name in ((1, "one sequence"), (SHARING_COUNT, f"{SHARING_COUNT} sharing")):
+        forward = _decode_pass(sequence_count)
+        samples = in_turns(
+            {str(dtype): Timed(partial(runner.run, forward)) for dtype, runner in runners.items()},
+            round_count=DECODE_ROUND_COUNT,
+            warm_up_count=1,
+        )
+        baseline = samples[str(torch.float32)]
+        figures += [
+            Figure(
+                f"{NAMES[dtype]} KV: decode step over {DECODE_CONTEXT:,} tokens, {name}",
+                samples[str(dtype)].median_us / 1000,
+                "ms",
+                baseline="float32 KV",
+                baseline_value=baseline.median_us / 1000,
+                ratio=ratio_of(samples[str(dtype)], baseline),
+            )
+            for dtype in NAMES
+        ]
+    return figures
+
+
+def _filled_runner(model: LoadedModel, kv_dtype: torch.dtype) -> ModelRunner:
+    """A runner whose pool holds a context and a block for each sequence, all random."""
+    kv = PagedKv(
+        model.page_geometry,
+        block_count=1 + DECODE_CONTEXT // BLOCK_SIZE + SHARING_COUNT,
+        block_size=BLOCK_SIZE,
+        dtype=kv_dtype,
+        device=model.device,
+    )
+    slots = torch.arange(BLOCK_SIZE, kv.slot_count)
+    generator = torch.Generator().manual_seed(1)
+    for page, layer in enumerate(model.page_geometry):
+        keys, values = (
+            torch.randn(len(slots), layer.kv_head_count, width, generator=generator)
+            for width in (layer.key_width, layer.value_width)
+        )
+        kv.store(page, keys=keys, values=values, slots=slots)
+    return ModelRunner(model, kv, create_backend("torch"))
+
+
+def _decode_pass(sequence_count: int) -> ForwardPass:
+    shared_end = 1 + DECODE_CONTEXT // BLOCK_SIZE
+    chunks = []
+    for own_block in range(shared_end, shared_end + sequence_count):
+        table = (*range(1, shared_end), own_block)
+        slots = (own_block * BLOCK_SIZE,)
+        chunks.append(Chunk((own_block,), DECODE_CONTEXT, (table,), (slots,), 1))
+    return flatten(chunks)
 
 
 def score(model: LoadedModel, kv_dtype: torch.dtype) -> Scored:
