@@ -11,6 +11,7 @@ from rich.console import Console
 
 from bench.answers import decode_rate_figures, first_token_figures
 from bench.branches import branch_figures
+from bench.cascade import cascade_figures
 from bench.core import cached_admission_figures, decode_figures, new_admission_figures
 from bench.figures import Figure
 from bench.hashing import hashing_figures
@@ -24,6 +25,7 @@ GROUPS: dict[str, tuple[Callable[[], list[Figure]], ...]] = {
     "core": (cached_admission_figures, new_admission_figures, decode_figures, branch_figures),
     "rpc": (rpc_figures,),
     "passes": (pass_figures,),
+    "cascade": (cascade_figures,),
     "kv": (kv_figures,),
     "answers": (first_token_figures, decode_rate_figures),
 }
