@@ -84,7 +84,7 @@ def pack_tables(sequences: Sequence[SequenceRows]) -> NDArray[np.int32]:
     block_count_max = max((len(rows.block_ids) for rows in sequences), default=0)
     tables = np.zeros((len(sequences), block_count_max), np.int32)
     # numpy takes five times as long to turn a tuple into an array.
-    memory = memoryview(tables.reshape(-1)).cast("B") if tables.size else memoryview(b"")
+    memory = tables.data.cast("B") if tables.size else memoryview(b"")
     for index, rows in enumerate(sequences):
         offset = index * block_count_max * tables.itemsize
         struct.pack_into(f"{len(rows.block_ids)}i", memory, offset, *rows.block_ids)
