@@ -8,22 +8,25 @@ from torch import Tensor
 
 from bench.figures import Figure
 from bench.measure import Timed, in_turns, ratio_of
+from bench.small_model import (
+    BLOCK_SIZE,
+    SHARED_TOKEN_COUNT,
+    SHARING_COUNT,
+    decode_pass,
+    filled_runner,
+    small_model,
+)
 from prefixd.clients.demo import scenario
 from prefixd.kernels.layer_kv import FP8_DTYPE
 from prefixd.worker.attention.registry import create_backend
-from prefixd.worker.model.fetch import MODEL_DEFAULT, model_folder
-from prefixd.worker.model.forward import Chunk, ForwardPass, flatten
+from prefixd.worker.model.forward import Chunk, flatten
 from prefixd.worker.model.kv_cache import PagedKv
 from prefixd.worker.model.loaded import LoadedModel
-from prefixd.worker.model.loader import load_folder
 from prefixd.worker.model.runner import ModelRunner
 
 TOKEN_COUNT = 768
-BLOCK_SIZE = 16
 ROWS_AT_A_TIME = 64
 """Distributions over the vocabulary that are compared at a time."""
-DECODE_CONTEXT = 2_048
-SHARING_COUNT = 16
 DECODE_ROUND_COUNT = 5
 DIVERGENCE_MAX_MNAT = {torch.int8: 5.0, FP8_DTYPE: 20.0}
 NAMES = {torch.int8: "int8", FP8_DTYPE: "fp8"}
@@ -57,15 +60,7 @@ class Divergence:
 
 def kv_figures() -> list[Figure]:
     """Measures 8-bit KV against KV in float32."""
-    torch.set_num_threads(1)
-    folder = model_folder(MODEL_DEFAULT, report=print)
-    model = load_folder(
-        folder,
-        name=MODEL_DEFAULT,
-        backend=create_backend("torch"),
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-    )
+    model = small_model()
     return divergence_figures(model) + decode_step_figures(model)
 
 
@@ -99,10 +94,13 @@ def divergence_figures(model: LoadedModel) -> list[Figure]:
 
 def decode_step_figures(model: LoadedModel) -> list[Figure]:
     """Measures steps of decode behind 2,048 tokens, of one sequence and of 16 that share them."""
-    runners = {dtype: _filled_runner(model, dtype) for dtype in (torch.float32, *NAMES)}
+    backend = create_backend("torch")
+    runners = {
+        dtype: filled_runner(model, backend, kv_dtype=dtype) for dtype in (torch.float32, *NAMES)
+    }
     figures = []
     for sequence_count, name in ((1, "one sequence"), (SHARING_COUNT, f"{SHARING_COUNT} sharing")):
-        forward = _decode_pass(sequence_count)
+        forward = decode_pass(sequence_count)
         samples = in_turns(
             {str(dtype): Timed(partial(runner.run, forward)) for dtype, runner in runners.items()},
             round_count=DECODE_ROUND_COUNT,
@@ -111,7 +109,7 @@ def decode_step_figures(model: LoadedModel) -> list[Figure]:
         baseline = samples[str(torch.float32)]
         figures += [
             Figure(
-                f"{NAMES[dtype]} KV: decode step over {DECODE_CONTEXT:,} tokens, {name}",
+                f"{NAMES[dtype]} KV: decode step over {SHARED_TOKEN_COUNT:,} tokens, {name}",
                 samples[str(dtype)].median_us / 1000,
                 "ms",
                 baseline="float32 KV",
@@ -121,36 +119,6 @@ def decode_step_figures(model: LoadedModel) -> list[Figure]:
             for dtype in NAMES
         ]
     return figures
-
-
-def _filled_runner(model: LoadedModel, kv_dtype: torch.dtype) -> ModelRunner:
-    """A runner whose pool holds a context and a block for each sequence, all random."""
-    kv = PagedKv(
-        model.page_geometry,
-        block_count=1 + DECODE_CONTEXT // BLOCK_SIZE + SHARING_COUNT,
-        block_size=BLOCK_SIZE,
-        dtype=kv_dtype,
-        device=model.device,
-    )
-    slots = torch.arange(BLOCK_SIZE, kv.slot_count)
-    generator = torch.Generator().manual_seed(1)
-    for page, layer in enumerate(model.page_geometry):
-        keys, values = (
-            torch.randn(len(slots), layer.kv_head_count, width, generator=generator)
-            for width in (layer.key_width, layer.value_width)
-        )
-        kv.store(page, keys=keys, values=values, slots=slots)
-    return ModelRunner(model, kv, create_backend("torch"))
-
-
-def _decode_pass(sequence_count: int) -> ForwardPass:
-    shared_end = 1 + DECODE_CONTEXT // BLOCK_SIZE
-    chunks = []
-    for own_block in range(shared_end, shared_end + sequence_count):
-        table = (*range(1, shared_end), own_block)
-        slots = (own_block * BLOCK_SIZE,)
-        chunks.append(Chunk((own_block,), DECODE_CONTEXT, (table,), (slots,), 1))
-    return flatten(chunks)
 
 
 def score(model: LoadedModel, kv_dtype: torch.dtype) -> Scored:
