@@ -11,6 +11,7 @@ from prefixd.controller.core.errors import BlocksInUse, CacheError
 from prefixd.controller.core.hashing import HASHES, Hasher
 from prefixd.controller.core.limits import STEPS_IN_FLIGHT_MAX
 from prefixd.controller.core.messages import (
+    BlockId,
     CloseEntry,
     CloseReason,
     DecodeOutcome,
@@ -34,6 +35,7 @@ from tests.model.compare import (
     assert_equal_tables,
 )
 from tests.model.digests import root_digest
+from tests.model.eviction import evict
 from tests.model.malformed import MALFORMED
 from tests.model.sequence import NaiveSequence
 from tests.model.steps import NaiveLog
@@ -44,6 +46,7 @@ from tests.model.strategies import (
     Row,
     extensions,
     forkings,
+    groups,
     openings,
     rows,
 )
@@ -79,6 +82,7 @@ class PoolMachine(RuleBasedStateMachine):
         model_version=st.sampled_from(("", "", "w1")),
         sub_block_reuse=st.booleans(),
         merge_duplicates=st.booleans(),
+        windows=st.one_of(st.just([]), st.lists(st.integers(0, 11), max_size=2)),
     )
     def register(
         self,
@@ -89,17 +93,19 @@ class PoolMachine(RuleBasedStateMachine):
         model_version: str,
         sub_block_reuse: bool,
         merge_duplicates: bool,
+        windows: list[int],
     ) -> None:
-        """Makes both pools."""
+        """Makes both pools; windows have from one token to three blocks."""
         spec = PoolSpec(
             pool_name="machine",
-            block_count=block_count,
+            block_count=block_count * (1 + len(windows)),
             block_size=block_size,
+            groups=groups(1 + window % (3 * block_size) for window in windows),
             vocabulary_size=VOCABULARY_SIZE,
             caching_disabled=caching_disabled,
             model_version=model_version,
-            sub_block_reuse=sub_block_reuse,
-            merge_duplicates=merge_duplicates,
+            sub_block_reuse=sub_block_reuse and not windows,
+            merge_duplicates=merge_duplicates and not windows,
         )
         self.algorithm = algorithm
         self.root = root_digest(algorithm, seed=SEED)
@@ -282,7 +288,9 @@ class PoolMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.begun is None)
     @rule(
-        call=st.sampled_from(("repeat", "malform", "match", "hash_slice", "flush", "bump")),
+        call=st.sampled_from(
+            ("repeat", "malform", "match", "hash_slice", "flush", "bump", "evict")
+        ),
         number=st.integers(0, len(MALFORMED) - 1),
         opening=openings(),
         look=LOOKS,
@@ -302,6 +310,8 @@ class PoolMachine(RuleBasedStateMachine):
                 self.flush()
             case "bump":
                 self.bump(("w2", "w1", "")[number % 3])
+            case "evict":
+                self.evict(number)
         self.compare(look=look)
 
     def repeat(self, number: int) -> None:
@@ -341,6 +351,20 @@ class PoolMachine(RuleBasedStateMachine):
         """Another version of the weights comes into force (S4)."""
         dropped = self.pool.set_model_version(model_version)
         assert dropped == self.model.set_model_version(model_version)
+
+    def evict(self, number: int) -> None:
+        """Evicts what two blocks hold, one named by its digest if it is published (S13, S19)."""
+        usable_count = self.model.spec.block_count - 1
+        named = {BlockId(1 + drawn % usable_count) for drawn in (number, number * 7)}
+        published = self.model.published()
+        of_digest = max(named & published.keys(), default=None)
+        digests: set[bytes] = set()
+        if of_digest is not None:
+            place = published[of_digest]
+            digests = {self.model.digest_of(place, algorithm=self.algorithm, root=self.root)}
+        dropped = self.pool.evict_blocks(block_ids=named - {of_digest}, digests=digests)
+        expected = evict(self.model, named)
+        assert (dropped.block_count, dropped.held_block_count) == expected
 
     def teardown(self) -> None:
         """Closes everything: nothing is held, and a flush succeeds."""

@@ -130,7 +130,9 @@ def seen_of_model(model: NaiveLog, *, algorithm: str, root: bytes) -> dict[str, 
         | {block: None for block in windows if not model.is_written(block)},
         "places": {block: (0, len(place) - 1) for place, block in model.index.items()}
         | {block: (group, len(place) - 1) for (group, place), block in model.window_index.items()},
-        "tables": {sequence.sequence_id: sequence.tables() for sequence in model.sequences.values()},
+        "tables": {
+            sequence.sequence_id: sequence.tables() for sequence in model.sequences.values()
+        },
         "sequences": {
             sequence.sequence_id: {
                 "handle": sequence.handle,

@@ -57,9 +57,7 @@ class NaiveCopies(NaiveWindows):
         partial = self.partial(known, identity, matched, step_id=self.applied_step_id + 1)
         return self.match_with(matched, partial)
 
-    def match_with(
-        self, matched: Matched, partial: tuple[BlockId, int] | None
-    ) -> PrefixMatch:
+    def match_with(self, matched: Matched, partial: tuple[BlockId, int] | None) -> PrefixMatch:
         """Splits matched tokens into written and pending ones."""
         whole = self.match_of(matched)
         if partial is None:

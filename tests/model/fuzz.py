@@ -8,7 +8,7 @@ import argparse
 import random
 import sys
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prefixd.controller.core import invariants
 from prefixd.controller.core.hashing import HASHES, Hasher
@@ -35,7 +35,7 @@ from tests.model.compare import (
 from tests.model.digests import root_digest
 from tests.model.sequence import NaiveSequence
 from tests.model.steps import NaiveLog
-from tests.model.strategies import IDENTITIES, Extension, Forking, Opening
+from tests.model.strategies import IDENTITIES, Extension, Forking, Opening, groups
 
 SEED = "0"
 STEPS_SHOWN = 12
@@ -56,13 +56,14 @@ class Shape:
     sub_block_reuse: bool
     merge_duplicates: bool
     skip_rate: float
+    windows: tuple[int, ...]
 
     @classmethod
-    def draw(cls, chance: random.Random) -> "Shape":
-        """Draws a shape."""
+    def draw(cls, chance: random.Random, *, window_count_max: int) -> "Shape":
+        """Draws a shape, of one full-attention group and so many window groups at most."""
         block_size = chance.choice((1, 1, 2, 3, 4, 8))
         block_count = chance.choice((6, 12, 40, 120))
-        return cls(
+        shape = cls(
             block_count=block_count,
             block_size=block_size,
             sequence_count_max=chance.choice((2, 6, 20)),
@@ -75,20 +76,32 @@ class Shape:
             sub_block_reuse=chance.choice((False, True)),
             merge_duplicates=chance.choice((False, True)),
             skip_rate=chance.choice((0.0, 0.15, 0.5)),
+            windows=(),
+        )
+        window_count = chance.choice((0, 0, 1, 2)[: window_count_max + 2])
+        if not window_count:
+            return shape
+        return replace(
+            shape,
+            block_count=block_count * (1 + window_count),
+            windows=tuple(chance.randint(1, 3 * block_size) for _ in range(window_count)),
+            sub_block_reuse=False,
+            merge_duplicates=False,
         )
 
 
 class Run:
     """One random history."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, window_count_max: int = 2) -> None:
         self.chance = random.Random(seed)
-        self.shape = Shape.draw(self.chance)
+        self.shape = Shape.draw(self.chance, window_count_max=window_count_max)
         self.algorithm = self.chance.choice(sorted(HASHES))
         spec = PoolSpec(
             pool_name="fuzz",
             block_count=self.shape.block_count,
             block_size=self.shape.block_size,
+            groups=groups(self.shape.windows),
             sub_block_reuse=self.shape.sub_block_reuse,
             merge_duplicates=self.shape.merge_duplicates,
         )

@@ -17,7 +17,6 @@ from tests.model.digests import block_digest
 from tests.model.sequence import NaiveSequence, Place, place_of
 from tests.model.statistics import NaiveStatistics
 
-
 Matched = list[dict[int, BlockId]]
 """What each matched place has: the block of every KV group that needs one there, by its index."""
 

@@ -1,4 +1,4 @@
-"""Giving a sequence of the naive model blocks and scheduling its positions: open, extend, decode."""
+"""Giving a sequence of the naive model blocks, and scheduling its positions."""
 
 from prefixd.controller.core.messages import (
     BlockCopy,
@@ -89,7 +89,7 @@ class NaiveScheduling(NaiveCopies):
         if source is not None:
             self.keep_source(source)
         for table in sequence.tables():
-            table += self.take(new_count)
+            table.extend(self.take(new_count))
         if source is not None:
             own = sequence.table[have]
             copies = (BlockCopy(sequence.handle, 0, source, own, partial_count, start // size),)

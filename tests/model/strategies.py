@@ -1,5 +1,6 @@
 """What hypothesis draws for the entries of a step: few tokens, short prompts, many collisions."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -10,6 +11,8 @@ from hypothesis.strategies import SearchStrategy
 from prefixd.controller.core.messages import (
     ExtendEntry,
     ForkEntry,
+    GroupKind,
+    GroupSpec,
     Handle,
     Identity,
     LoraAdapter,
@@ -145,6 +148,11 @@ class Row:
     token_ids: tuple[int, ...]
     misplaced_by: int
     names_nobody: bool
+
+
+def groups(windows: Iterable[int]) -> tuple[GroupSpec, ...]:
+    """Returns the groups of a pool with these windows beside full attention."""
+    return (GroupSpec(), *(GroupSpec(GroupKind.SLIDING_WINDOW, window) for window in windows))
 
 
 def _tokens(*, least: int, most: int) -> SearchStrategy[tuple[int, ...]]:
