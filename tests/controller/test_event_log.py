@@ -15,7 +15,7 @@ class WatchedRun(Run):
     """A random history with everything that an operator can do between its steps."""
 
     def __init__(self, seed: int) -> None:
-        super().__init__(seed, window_count_max=0)
+        super().__init__(seed)
         self.watcher = Watcher(self.pool)
         self.evicted_count = self.flushed_count = self.bumped_count = 0
 

@@ -108,9 +108,9 @@ def seen_of_pool(pool: Pool) -> dict[str, object]:
 def seen_of_model(model: NaiveLog, *, algorithm: str, root: bytes) -> dict[str, object]:
     """Returns the same of the naive model; digests are computed from content."""
     published, pending = model.published(), model.pending()
-    windows = model.window_index.values()
+    indexed = model.indexed()
     held = model.reference_counts()
-    evictable = sum(block not in held for block in (*model.index.values(), *windows))
+    evictable = sum(block not in held for block in indexed)
     states = {
         BlockState.FREE: len(model.free) - evictable,
         BlockState.EVICTABLE: evictable,
@@ -122,14 +122,10 @@ def seen_of_model(model: NaiveLog, *, algorithm: str, root: bytes) -> dict[str, 
         "published": {
             block: model.digest_of(place, algorithm=algorithm, root=root)
             for block, place in published.items()
-        }
-        # Nor do the blocks of window groups.
-        | {block: None for block in windows if model.is_written(block)},
+        },
         # A pending block stands in no digest answer (S10).
-        "pending": dict.fromkeys(pending)
-        | {block: None for block in windows if not model.is_written(block)},
-        "places": {block: (0, len(place) - 1) for place, block in model.index.items()}
-        | {block: (group, len(place) - 1) for (group, place), block in model.window_index.items()},
+        "pending": dict.fromkeys(pending),
+        "places": {block: (group, len(place) - 1) for block, (group, place) in indexed.items()},
         "tables": {
             sequence.sequence_id: sequence.tables() for sequence in model.sequences.values()
         },

@@ -13,7 +13,7 @@ class NaiveControl(NaivePool):
         """Takes back what the unexecuted steps scheduled: unwritten blocks leave the index, and
         every table is cut to its leading run of published blocks. Returns the scheduled counts
         of before, of the sequences that lost something."""
-        unwritten = self.unwritten_blocks()
+        unwritten = set(self.pending())
         self.forget_blocks(unwritten)
         idle = [block for block in self.free if block in unwritten]
         self.free = idle + [block for block in self.free if block not in unwritten]
@@ -31,10 +31,6 @@ class NaiveControl(NaivePool):
             del sequence.scheduled_by[run * sequence.block_size :]
             self.release(sequence, kept_block_count=run)
         return before
-
-    def unwritten_blocks(self) -> set[BlockId]:
-        """Returns the unwritten blocks of the index."""
-        return set(self.pending())
 
     def forget_blocks(self, blocks: set[BlockId]) -> None:
         """Takes blocks out of the index."""

@@ -1,14 +1,20 @@
 """Eviction by name on the naive model."""
 
+from collections.abc import Set
+
 from prefixd.controller.core.messages import BlockId
 from tests.model.sequence import Place
 from tests.model.windows import NaiveWindows
 
 
-def evict(pool: NaiveWindows, blocks: set[BlockId]) -> tuple[int, int]:
-    """Takes named blocks, or the places of named twins, out of the index with all that is
-    behind them (S19), in every group; a named window block goes alone. Sequences that have some
-    share nothing more. Returns how many were dropped, and how many of these are held."""
+def evict(
+    pool: NaiveWindows, blocks: set[BlockId], digested: Set[Place] = frozenset()
+) -> tuple[int, int]:
+    """Takes named blocks, the places of named twins, or what is published at places named by
+    their digests, out of the index with all that is behind them (S19), in every group; a named
+    window block goes alone. Sequences that have some share nothing more. Returns how many were
+    dropped, and how many of these are held."""
+    blocks = blocks | {block for block, place in pool.published().items() if place in digested}
     named = {place for place, block in pool.index.items() if block in blocks}
     named |= {pool.place_of_twin(twin) for twin in pool.twin_blocks if twin in blocks}
     doomed = [place for place in pool.index if _is_behind(place, named)]

@@ -59,8 +59,8 @@ class Shape:
     windows: tuple[int, ...]
 
     @classmethod
-    def draw(cls, chance: random.Random, *, window_count_max: int) -> "Shape":
-        """Draws a shape, of one full-attention group and so many window groups at most."""
+    def draw(cls, chance: random.Random) -> "Shape":
+        """Draws a shape."""
         block_size = chance.choice((1, 1, 2, 3, 4, 8))
         block_count = chance.choice((6, 12, 40, 120))
         shape = cls(
@@ -78,7 +78,7 @@ class Shape:
             skip_rate=chance.choice((0.0, 0.15, 0.5)),
             windows=(),
         )
-        window_count = chance.choice((0, 0, 1, 2)[: window_count_max + 2])
+        window_count = chance.choice((0, 0, 1, 2))
         if not window_count:
             return shape
         return replace(
@@ -93,9 +93,9 @@ class Shape:
 class Run:
     """One random history."""
 
-    def __init__(self, seed: int, *, window_count_max: int = 2) -> None:
+    def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
-        self.shape = Shape.draw(self.chance, window_count_max=window_count_max)
+        self.shape = Shape.draw(self.chance)
         self.algorithm = self.chance.choice(sorted(HASHES))
         spec = PoolSpec(
             pool_name="fuzz",

@@ -54,6 +54,21 @@ class NaiveWindows(NaiveControl):
                     counts[block] = counts.get(block, 0) + 1
         return counts
 
+    def indexed(self) -> dict[BlockId, tuple[int, Place]]:
+        """Returns the blocks of the index of all groups, each with its group and place."""
+        blocks = {block: (0, place) for place, block in self.index.items()}
+        return blocks | {block: key for key, block in self.window_index.items()}
+
+    def published(self) -> dict[BlockId, Place]:
+        """Returns the written part of the index of all groups."""
+        return {block: key[1] for block, key in self.indexed().items() if self.is_written(block)}
+
+    def pending(self) -> dict[BlockId, Place]:
+        """Returns the unwritten part of the index of all groups."""
+        return {
+            block: key[1] for block, key in self.indexed().items() if not self.is_written(block)
+        }
+
     def is_indexed(self, block: BlockId) -> bool:
         """Tells whether a block of any group stands for a place."""
         return block in self.index.values() or block in self.window_index.values()
@@ -185,11 +200,6 @@ class NaiveWindows(NaiveControl):
             self.let_go_windows(left)
 
     # Control.
-
-    def unwritten_blocks(self) -> set[BlockId]:
-        """Returns the unwritten blocks of the index of all groups."""
-        windows = {block for block in self.window_index.values() if not self.is_written(block)}
-        return super().unwritten_blocks() | windows
 
     def forget_blocks(self, blocks: set[BlockId]) -> None:
         """Takes blocks of any group out of the index."""
