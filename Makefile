@@ -17,7 +17,7 @@ export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv proto model demo test test-all lint format bench kernels-report baseline pins clean
+.PHONY: help venv proto model demo test test-all lint format bench gpu-bench kernels-report baseline pins clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -53,6 +53,9 @@ format: $(VENV)/.installed $(BUF) ## Format the code and the protos in place
 
 bench: model ## Measure, print a table, write JSON to bench/out
 	@$(BIN)/python -m bench
+
+gpu-bench: $(VENV)/.installed ## Check and measure the kernels on this machine's GPU (without make: python bench/gpu.py)
+	@$(BIN)/python bench/gpu.py
 
 kernels-report: $(VENV)/.installed ## Compile every GPU kernel for every target; fail where one spills
 	@$(BIN)/python -m prefixd.kernels.report

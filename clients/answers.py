@@ -163,6 +163,7 @@ class WorkerInfo:
     dtype: str
     kv_dtype: str
     token_byte_count: int
+    rank_count: int
     block_count: int
     block_size: int
     context_token_count_max: int

@@ -30,8 +30,8 @@ CONTROLLER_READY_S = 20.0
 """How long a controller may take to serve."""
 WORKER_READY_S = 900.0
 """How long a worker may take to serve; its first start may fetch a model."""
-MODEL_FETCH_EVENT = "model_fetch"
-"""Log event of a worker that fetches a model, with what it does as `step`: long work."""
+MODEL_SETUP_EVENT = "model_setup"
+"""Log event of a worker that brings a model up, with what it does or found as `step`."""
 HEALTH_SLICE_S = 1.0
 """How often a wait for readiness looks whether the process still lives."""
 
@@ -160,8 +160,8 @@ class ServerProcess:
                     if event.get("event") == f"{self.name}_started":
                         self._addresses = tuple(event["addresses"])
                         self._changed.notify_all()
-                if event.get("event") == MODEL_FETCH_EVENT:
-                    self._report(str(event.get("step", "fetching the model")))
+                if event.get("event") == MODEL_SETUP_EVENT:
+                    self._report(str(event.get("step", "bringing the model up")))
         with self._changed:
             self._output_ended = True
             self._changed.notify_all()

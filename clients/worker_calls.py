@@ -188,6 +188,7 @@ def _worker_info(message: worker_pb2.GetWorkerInfoResponse) -> answers.WorkerInf
         dtype=message.dtype,
         kv_dtype=message.kv_dtype,
         token_byte_count=message.token_byte_count,
+        rank_count=message.rank_count,
         block_count=message.block_count,
         block_size=message.block_size,
         context_token_count_max=message.context_token_count_max,

@@ -116,14 +116,16 @@ def quantize_rows(rows: Tensor, dtype: torch.dtype) -> QuantizedRows:
     One scale per (token, head), so that a stored token is a function of that token alone: with a
     scale per block, a block's bytes would depend on how its prefill was cut into chunks.
 
+    A head with an infinity or NaN in it becomes zeros with an infinite scale, which read as NaN.
+
     Args:
         rows: (rows, heads, width), floats.
         dtype: a key of QUANTIZED_MAXIMA.
     """
     rows = rows.float()
-    amax = rows.abs().amax(dim=-1)
+    amax = rows.abs().amax(dim=-1).nan_to_num_(nan=torch.inf, posinf=torch.inf)
     scales = torch.where(amax >= AMAX_MIN, amax / QUANTIZED_MAXIMA[dtype], 1.0)
-    scaled = rows / scales[..., None]
+    scaled = (rows / scales[..., None]).masked_fill_(amax.isinf()[..., None], 0.0)
     if dtype == torch.int8:
         scaled = scaled.round()
     return QuantizedRows(scaled.to(dtype), scales)

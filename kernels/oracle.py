@@ -139,13 +139,16 @@ def context_slots(layout: PassLayout, index: int) -> Tensor:
 
 
 def exact_answer(scene: Scene, options: AttentionOptions) -> Tensor:
-    """What attention over the scene is: float64 (rows, query heads, value width), 0 for padding."""
+    """What attention is over a scene on the CPU: float64 (rows, query heads, value width).
+
+    Padding rows are zeros.
+    """
     layout, layer = scene.layout, scene.layer
     query = scene.query.double()
     answer = query.new_zeros((*query.shape[:2], layer.value_width))
     group_size = query.shape[1] // layer.head_count
     for index, query_start in enumerate(layout.query_starts):
-        slots = context_slots(layout, index).to(query.device)
+        slots = context_slots(layout, index)
         for rank in range(int(layout.query_token_counts[index])):
             position = int(layout.start_positions[index]) + rank
             window = options.window_token_count

@@ -54,7 +54,10 @@ def store_rows_kernel(
         tl.store(pool_ptr + target, tile, mask=mask)
     else:
         tile = tile.to(tl.float32)
-        amax = tl.max(tl.abs(tile), axis=1)
+        # A maximum may pass over NaN, never over infinity.
+        magnitudes = tl.abs(tile)
+        amax = tl.max(tl.where(magnitudes < float("inf"), magnitudes, float("inf")), axis=1)
+        tile = tl.where((amax < float("inf"))[:, None], tile, 0.0)
         scales = tl.where(amax >= SMALLEST_AMAX, tl.div_rn(amax, QUANTIZED_MAX), 1.0)
         tile = tl.div_rn(tile, tl.broadcast_to(scales[:, None], (TOKENS, WIDTH_TILE)))
         if FORMAT == "int8":

@@ -71,6 +71,9 @@ _TILES = {
 HEAD_WIDTH_MAX = 256
 """The widest head that has tiles."""
 
+GROUP_SIZE_MAX = 64
+"""Most query heads per kv head: all of them stand beside one query row in a tile."""
+
 
 def power_of_two_at_least(count: int) -> int:
     """The smallest power of two that is not below ``count``."""
@@ -87,7 +90,7 @@ def tiling_for(*, head_width: int, group_size: int, query_bytes: int, kv_bytes: 
         kv_bytes: bytes per element of K and V, 1 or those of the query.
     """
     assert 0 < head_width <= HEAD_WIDTH_MAX, f"heads of {head_width} elements have no tiles"
-    assert group_size >= 1, group_size
+    assert 1 <= group_size <= GROUP_SIZE_MAX, f"{group_size} query heads per kv head have no tiles"
     tiles = _FLOAT32
     if query_bytes != 4:
         tiles = _TILES[max(64, power_of_two_at_least(head_width)), query_bytes, kv_bytes]

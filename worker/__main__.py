@@ -27,6 +27,7 @@ from prefixd.worker.attention.registry import AUTO, backend_name_for
 from prefixd.worker.config import (
     BLOCK_SIZE_DEFAULT,
     CONTROLLER_WAIT_S_DEFAULT,
+    GPU_MEMORY_UTILIZATION_DEFAULT,
     ConfigInvalid,
     ModelConfig,
     WorkerConfig,
@@ -48,8 +49,10 @@ from prefixd.worker.options import (
     ControllerKeyOption,
     ControllerOption,
     ControllerWaitSOption,
+    CudaGraphsOption,
     DeviceOption,
     DtypeOption,
+    GpuMemoryUtilizationOption,
     KvDtypeOption,
     LeaseMsOption,
     ListenOption,
@@ -68,6 +71,7 @@ from prefixd.worker.options import (
     TlsKeyOption,
     TokenBudgetOption,
 )
+from prefixd.worker.parallel.ranks import Ranks
 from prefixd.worker.rpc.controller_client import PoolRefused
 from prefixd.worker.rpc.listening import (
     CONTROLLER_ADDRESS_DEFAULT,
@@ -113,6 +117,8 @@ def main(
     merge_duplicates: MergeDuplicatesOption = False,
     block_size: BlockSizeOption = BLOCK_SIZE_DEFAULT,
     block_count: BlockCountOption = 0,
+    gpu_memory_utilization: GpuMemoryUtilizationOption = GPU_MEMORY_UTILIZATION_DEFAULT,
+    cuda_graphs: CudaGraphsOption = True,
     attention_backend: AttentionBackendOption = AUTO,
     device: DeviceOption = "auto",
     dtype: DtypeOption = "auto",
@@ -131,6 +137,11 @@ def main(
     """Run a worker: it holds the paged KV of one model and generates answers with it."""
     with _telling_failures():
         log = _log(log_level)
+        limits = SchedulerLimits(
+            chunk_token_count_max=chunk_token_count_max,
+            running_sequence_count_max=running_sequence_count_max,
+            token_budget=token_budget,
+        )
         model_config = ModelConfig(
             model=model,
             attention_backend=attention_backend,
@@ -142,6 +153,9 @@ def main(
             block_count=block_count or None,
             loras=tuple(parse_lora_source(text) for text in lora),
             rank_count=tensor_parallel,
+            gpu_memory_utilization=gpu_memory_utilization,
+            records_graphs=cuda_graphs,
+            limits=limits,
         )
         config = WorkerConfig(
             controller=checked_target(controller),
@@ -153,11 +167,7 @@ def main(
             model_version=model_version,
             sub_block_reuse=sub_block_reuse,
             merge_duplicates=merge_duplicates,
-            limits=SchedulerLimits(
-                chunk_token_count_max=chunk_token_count_max,
-                running_sequence_count_max=running_sequence_count_max,
-                token_budget=token_budget,
-            ),
+            limits=limits,
             lease_ms=lease_ms or None,
             controller_wait_s=controller_wait_s,
         )
@@ -186,19 +196,22 @@ def _run(config: WorkerConfig, model_config: ModelConfig, log: Log) -> bool:
     """Loads the model and serves it; returns whether the last forward pass has ended."""
     config.check()
     model_config.check()
-    # Imported here: torch takes seconds, which neither help nor a bad option should cost.
-    from prefixd.worker.model_setup import load_runner
-    from prefixd.worker.parallel.setup import load_parallel_runner
-
     log.info("model_loading", model=model_config.model)
 
     def report(line: str) -> None:
-        log.info("model_fetch", step=line)
+        log.info("model_setup", step=line)
 
+    # Imported here: torch takes seconds, which neither help nor a bad option should cost.
     if model_config.rank_count == 1:
+        from prefixd.worker.model_setup import load_runner
+
         return _serve(config, model_config, load_runner(model_config, report=report), (), log)
-    with load_parallel_runner(model_config, report=report) as runner:
-        return _serve(config, model_config, runner, (runner.watch,), log)
+    # The other ranks start first: they import the same, at the same time.
+    with Ranks(model_config.rank_count) as ranks:
+        from prefixd.worker.parallel.setup import load_parallel_runner
+
+        runner = load_parallel_runner(model_config, ranks, report=report)
+        return _serve(config, model_config, runner, (ranks.watch,), log)
 
 
 def _serve(

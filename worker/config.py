@@ -20,6 +20,7 @@ BLOCK_SIZE_MAX = 4_096
 RANK_COUNT_MAX = 64
 """Most processes that one model is split over; each is on this machine."""
 CONTROLLER_WAIT_S_DEFAULT = 30.0
+GPU_MEMORY_UTILIZATION_DEFAULT = 0.9
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 """What the model may be computed in; auto: float32 on the CPU, bfloat16 on a GPU."""
 KV_DTYPES = ("auto", "int8", "fp8")
@@ -46,6 +47,9 @@ class ModelConfig:
         block_count: blocks of the pool, block 0 included; None: sized by the memory.
         loras: the adapters that requests can name.
         rank_count: processes that the model is split over, by heads.
+        gpu_memory_utilization: share of a GPU's memory that the process may use, pool included.
+        records_graphs: whether passes of decode are recorded on a GPU, to be started at once.
+        limits: of the passes that are to fit the memory.
     """
 
     model: str = MODEL_DEFAULT
@@ -58,6 +62,9 @@ class ModelConfig:
     block_count: int | None = None
     loras: tuple[LoraIdentity, ...] = ()
     rank_count: int = 1
+    gpu_memory_utilization: float = GPU_MEMORY_UTILIZATION_DEFAULT
+    records_graphs: bool = True
+    limits: SchedulerLimits = field(default_factory=SchedulerLimits)
 
     def check(self) -> None:
         """Raises ConfigInvalid, naming the option and its limit."""
@@ -70,6 +77,11 @@ class ModelConfig:
             )
         if self.block_count is not None and self.block_count < 2:
             raise ConfigInvalid(f"--block-count is {self.block_count}, but must be at least 2")
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise ConfigInvalid(
+                f"--gpu-memory-utilization is {self.gpu_memory_utilization:g}, but must be above 0"
+                " and at most 1"
+            )
         names = [lora.name for lora in self.loras]
         if len(set(names)) < len(names):
             raise ConfigInvalid("--lora gives two adapters one name")

@@ -1,5 +1,6 @@
 """Brings the model of a configuration into memory, with a pool that fits."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,21 +13,19 @@ from prefixd.worker.attention.registry import (
     backend_name_for,
     create_backend,
 )
-from prefixd.worker.attention.seam import AttentionBackend
+from prefixd.worker.attention.seam import AttentionBackend, RecordableBackend
 from prefixd.worker.config import ConfigInvalid, ModelConfig
+from prefixd.worker.limits import SchedulerLimits
 from prefixd.worker.model.fetch import PACKAGED_MODELS, model_folder
-from prefixd.worker.model.kv_cache import PagedKv, block_byte_count
+from prefixd.worker.model.graphs import CudaGraphRecorder, GraphRecorder
+from prefixd.worker.model.graphs_decode import DecodeGraphs
+from prefixd.worker.model.kv_cache import PagedKv
 from prefixd.worker.model.loaded import LoadedModel
 from prefixd.worker.model.runner import ModelRunner
+from prefixd.worker.model_memory import SizedPool, size_pool
 
-CPU_POOL_BYTES = 768 * 1024 * 1024
-"""Memory of a pool on the CPU: some 17,000 tokens of the small model."""
-GPU_POOL_SHARE = 0.6
-"""Share of the free GPU memory that the pool takes once the model is loaded."""
 KV_DTYPES_8_BIT = {"int8": torch.int8, "fp8": FP8_DTYPE}
 """The 8-bit formats of KV by their names among the options."""
-BLOCK_COUNT_MAX_DEFAULT = 65_536
-"""Most blocks of a pool that nobody sized: tiny models would make absurd ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +40,14 @@ class Setting:
 
 
 def load_runner(config: ModelConfig, *, report: Callable[[str], None]) -> ModelRunner:
-    """Loads the model and makes its pool; ``report`` gets a line before a download.
+    """Loads the model, makes its pool and gets ready to run.
+
+    Args:
+        config: the options.
+        report: gets a line for what takes long, and one about the memory.
 
     Raises:
-        ConfigInvalid: an option is out of range.
+        ConfigInvalid: an option is out of range, or the pool does not fit.
         ModelRefused: by the guard.
         ModelUnavailable: the model's files are not to be had.
         AdapterUnusable: a LoRA adapter cannot be read or does not fit.
@@ -61,8 +64,9 @@ def load_runner(config: ModelConfig, *, report: Callable[[str], None]) -> ModelR
         dtype=setting.dtype,
     )
     model = with_adapters(model, config.loras)
-    block_count = config.block_count or fitting_block_count(model, config)
-    return make_runner(model, setting.backend, config, block_count=block_count)
+    pool = fitting_pool(model, setting.backend, config)
+    report(pool.line)
+    return make_runner(model, setting.backend, config, block_count=pool.block_count, report=report)
 
 
 def settle(config: ModelConfig, *, report: Callable[[str], None]) -> Setting:
@@ -92,10 +96,30 @@ def settle(config: ModelConfig, *, report: Callable[[str], None]) -> Setting:
     return Setting(folder, name, device, _dtype(config.dtype, device), backend)
 
 
+def fitting_pool(model: LoadedModel, backend: AttentionBackend, config: ModelConfig) -> SizedPool:
+    """The pool that was asked for, or the largest one that the device has room for.
+
+    Raises:
+        ConfigInvalid: it does not fit.
+    """
+    return size_pool(
+        model,
+        backend,
+        config,
+        kv_dtype=_kv_dtype(config.kv_dtype, model),
+        records_graphs=_records_graphs(model, backend, config),
+    )
+
+
 def make_runner(
-    model: LoadedModel, backend: AttentionBackend, config: ModelConfig, *, block_count: int
+    model: LoadedModel,
+    backend: AttentionBackend,
+    config: ModelConfig,
+    *,
+    block_count: int,
+    report: Callable[[str], None],
 ) -> ModelRunner:
-    """Makes the pool of a model.
+    """Makes the pool of a model; on a GPU compiles what runs, and records passes of decode.
 
     Raises:
         ConfigInvalid: the pool does not fit the memory.
@@ -113,18 +137,68 @@ def make_runner(
             f"a pool of {block_count} blocks of {config.block_size} does not fit the memory of"
             f" {model.device}"
         ) from error
-    return ModelRunner(model, kv, backend)
+    runner = ModelRunner(model, kv, backend)
+    if model.device.type != "cuda":
+        return runner
+    return _warm_runner(runner, backend, config, report)
 
 
-def fitting_block_count(model: LoadedModel, config: ModelConfig) -> int:
-    """Blocks that the memory of the model's device has room for; ranks on a CPU share its."""
-    byte_count = CPU_POOL_BYTES // config.rank_count
-    if model.device.type == "cuda":
-        free_byte_count, _ = torch.cuda.mem_get_info(model.device)
-        byte_count = int(GPU_POOL_SHARE * free_byte_count)
-    kv_dtype = _kv_dtype(config.kv_dtype, model)
-    per_block = block_byte_count(model.page_geometry, block_size=config.block_size, dtype=kv_dtype)
-    return max(2, min(byte_count // per_block, BLOCK_COUNT_MAX_DEFAULT))
+def _warm_runner(
+    runner: ModelRunner,
+    backend: AttentionBackend,
+    config: ModelConfig,
+    report: Callable[[str], None],
+) -> ModelRunner:
+    """The same with all kernels compiled, and with recordings where they are to be had."""
+    from prefixd.worker.model.memory_profile import warm_up
+
+    device = runner.model.device
+    start_s = time.perf_counter()
+    warm_up(runner)
+    torch.cuda.synchronize(device)
+    report(f"kernels compiled in {time.perf_counter() - start_s:.1f} s")
+    if not _records_graphs(runner.model, backend, config):
+        return runner
+    return recording_runner(runner, backend, CudaGraphRecorder(device), config.limits, report)
+
+
+def recording_runner(
+    runner: ModelRunner,
+    backend: AttentionBackend,
+    recorder: GraphRecorder,
+    limits: SchedulerLimits,
+    report: Callable[[str], None],
+) -> ModelRunner:
+    """The same with its passes of decode recorded, where its model allows it."""
+    assert isinstance(backend, RecordableBackend), "a backend whose passes can be recorded"
+    model, kv = runner.model, runner.kv
+    slot_count_max = (kv.block_count - 1) * kv.block_size
+    graphs = DecodeGraphs(
+        model,
+        kv,
+        backend,
+        recorder,
+        row_count_max=limits.running_sequence_count_max,
+        context_token_count_max=min(model.context_token_count_max, slot_count_max),
+    )
+    try:
+        seconds = graphs.record()
+    except RuntimeError as error:
+        # Some models do what no graph can hold; they run as well, but slower.
+        report(f"no CUDA graphs, so steps of decode start kernel by kernel: {error}")
+        return runner
+    report(f"{graphs.graph_count} CUDA graphs recorded in {seconds:.1f} s")
+    return ModelRunner(model, kv, backend, graphs)
+
+
+def _records_graphs(model: LoadedModel, backend: AttentionBackend, config: ModelConfig) -> bool:
+    """Ranks of a split model would have to record in step; they run kernel by kernel."""
+    return (
+        model.device.type == "cuda"
+        and config.records_graphs
+        and config.rank_count == 1
+        and isinstance(backend, RecordableBackend)
+    )
 
 
 def _device(name: str) -> torch.device:

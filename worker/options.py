@@ -65,6 +65,19 @@ BlockCountOption = Annotated[
     int,
     typer.Option(help="Blocks of the pool, one of them for padding; 0: sized by the memory."),
 ]
+GpuMemoryUtilizationOption = Annotated[
+    float,
+    typer.Option(
+        help="Share of a GPU's memory that the worker may use, weights and pool included."
+    ),
+]
+CudaGraphsOption = Annotated[
+    bool,
+    typer.Option(
+        "--cuda-graphs/--no-cuda-graphs",
+        help="Record steps of decode on a GPU, to start each of them at once.",
+    ),
+]
 AttentionBackendOption = Annotated[
     str,
     typer.Option(

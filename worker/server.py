@@ -264,7 +264,7 @@ def _pool_description(config: WorkerConfig, runner: Runner) -> PoolDescription:
         block_count=kv.block_count,
         block_size=kv.block_size,
         groups=model.groups,
-        kv_format=f"{_dtype_name(kv.dtype)} slot-major",
+        kv_format=_kv_format(kv.dtype, model.rank_count),
         vocabulary_size=model.vocabulary_size,
         model_version=config.model_version,
         sub_block_reuse=config.sub_block_reuse,
@@ -286,7 +286,8 @@ def _worker_description(
         device=str(model.device),
         dtype=_dtype_name(model.dtype),
         kv_dtype=_dtype_name(kv.dtype),
-        token_byte_count=len(model.groups) * kv.slot_byte_count,
+        token_byte_count=model.rank_count * len(model.groups) * kv.slot_byte_count,
+        rank_count=model.rank_count,
         block_count=shape.block_count,
         block_size=shape.block_size,
         context_token_count_max=model.context_token_count_max,
@@ -294,6 +295,12 @@ def _worker_description(
         chunk_token_count_max=config.limits.chunk_token_count_max,
         loras=model.lora.identities,
     )
+
+
+def _kv_format(dtype: torch.dtype, rank_count: int) -> str:
+    """Names what a page holds: two pools with one name could exchange blocks."""
+    whole = f"{_dtype_name(dtype)} slot-major"
+    return whole if rank_count == 1 else f"{whole}, heads over {rank_count} ranks"
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

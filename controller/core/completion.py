@@ -74,6 +74,7 @@ def _may_extend_leaf(sequence: Sequence) -> bool:
         and leaf.lane.holder_count == 1
         and not leaf.children
         and not leaf.lane.twins
+        and (leaf.lane.claims is None or not leaf.lane.claims.marks_end)
         and sequence.indexed_count - 1 not in sequence.twins
     )
 

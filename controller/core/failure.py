@@ -1,7 +1,9 @@
 """Taking back what failed steps scheduled (section 4.1 of the design, and S17)."""
 
+from collections.abc import Iterable
+
 from prefixd.controller.core.messages import CutSequence
-from prefixd.controller.core.node import Lane, Node
+from prefixd.controller.core.node import Lane, Node, pending_parent
 from prefixd.controller.core.sequences import Sequence
 from prefixd.controller.core.state import PoolState
 from prefixd.controller.core.window_blocks import WindowBlock
@@ -23,7 +25,7 @@ def cut_unwritten(state: PoolState, *, now_ms: int) -> tuple[CutSequence, ...]:
         for sequence in state.sequences.values()
         if (cut := _cut_table(state, sequence, now_ms=now_ms)) is not None
     )
-    for lane in list(index.pending_lanes):
+    for lane in _children_first(index.pending_lanes):
         assert lane.holder_count == 0
         assert not lane.twins
         assert lane.published_count == 0
@@ -33,6 +35,18 @@ def cut_unwritten(state: PoolState, *, now_ms: int) -> tuple[CutSequence, ...]:
     state.twins.unsettled.clear()
     state.windows.index.pending.clear()
     return cut_sequences
+
+
+def _children_first(pending_lanes: Iterable[Lane]) -> list[Lane]:
+    """Order isolated unwritten lanes so that what is claimed at a place goes up to what stays."""
+    waiting = [lane for lane in pending_lanes if pending_parent(lane) is None]
+    parents_first: list[Lane] = []
+    while waiting:
+        lane = waiting.pop()
+        parents_first.append(lane)
+        waiting.extend(child.lane for child in lane.node.children.values())
+    parents_first.reverse()
+    return parents_first
 
 
 def _isolate_pending(state: PoolState) -> None:

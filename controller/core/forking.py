@@ -120,6 +120,7 @@ def _add_child(state: PoolState, parent: Sequence, entry: ForkEntry) -> Sequence
         model_version=parent.model_version,
     )
     child.skip_cache_read = parent.skip_cache_read
+    child.retention_hint = parent.retention_hint
     child.uncacheable = parent.uncacheable
     child.cached_count = entry.token_count
     columns.take_over_tokens(child, parent, token_count=entry.token_count)

@@ -1,13 +1,18 @@
 """The free order: which block is handed out next (rules S13, S17).
 
 A doubly linked list of segments. A segment is a run of blocks without cached content, or the lane
-of an idle node, whose blocks go out tail first. Cost is per segment, not per block.
+of an idle node, whose blocks go out tail first. Cost is per segment, not per block. Where an
+eviction policy has several bands (S20), the list also has a mark at the end of each but the last.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from prefixd.controller.core.run_claims import RunClaims
 
 
 class Segment:
@@ -55,25 +60,35 @@ class PlainRun(Segment):
 
 
 class CachedRun(Segment):
-    """A run of cached blocks that may be linked; handed out from its end."""
+    """A run of cached blocks that may be linked; handed out from its end.
 
-    __slots__ = ("block_ids",)
+    `band` is the band of the free order in which it is linked, or was last; `claims` are what that
+    followed from, None where nothing is claimed.
+    """
+
+    __slots__ = ("band", "block_ids", "claims")
 
     def __init__(self, block_ids: array[int]) -> None:
         super().__init__()
         self.block_ids = block_ids
+        self.band = 0
+        self.claims: RunClaims | None = None
 
 
 class FreeOrder:
     """All blocks that no sequence holds, in the order in which they would be handed out.
 
     Invariants: `plain_count` and `cached_count` are the lengths of all linked runs of each kind;
-    `withheld_count` is the length of the withheld ones; no linked run is empty.
+    `withheld_count` is the length of the withheld ones; no linked run is empty; a cached run stands
+    before the end of its band and behind the ends of those below.
     """
 
-    def __init__(self, block_count: int) -> None:
+    def __init__(self, block_count: int, *, band_count: int = 1) -> None:
         self._end = Segment()
         self._end.preceding = self._end.following = self._end
+        self._band_ends = [*(Segment() for _ in range(band_count - 1)), self._end]
+        for mark in reversed(self._band_ends[:-1]):
+            self._link(mark, after=self._end)
         self.plain_count = 0
         self.cached_count = 0
         self.withheld_count = 0
@@ -88,10 +103,11 @@ class FreeOrder:
         return self.plain_count + self.cached_count - self.withheld_count
 
     def append(self, run: CachedRun) -> None:
-        """Put a cached run at the end: it is the most recently used one."""
+        """Put a cached run at the end of its band: it is the most recently used one."""
         assert run.block_ids
-        assert self._end.preceding is not None
-        self._link(run, after=self._end.preceding)
+        last = self._band_ends[run.band].preceding
+        assert last is not None
+        self._link(run, after=last)
         self.cached_count += len(run.block_ids)
 
     def insert_after(self, run: CachedRun, *, place: CachedRun) -> None:
@@ -191,17 +207,33 @@ class FreeOrder:
     def first(self) -> PlainRun | CachedRun:
         """Return the first segment that may be handed out. There must be one."""
         first = self._end.following
-        if isinstance(first, (PlainRun, CachedRun)) and not first.withheld:
-            return first
-        return next(segment for segment in self if not segment.withheld)
+        while first is not self._end:
+            assert first is not None
+            if not first.withheld and isinstance(first, (PlainRun, CachedRun)):
+                return first
+            first = first.following
+        raise AssertionError("nothing may be handed out")
 
     def __iter__(self) -> Iterator[PlainRun | CachedRun]:
         segment = self._end.following
         while segment is not self._end:
-            assert isinstance(segment, (PlainRun, CachedRun))
+            assert segment is not None
             following = segment.following
-            yield segment
+            if isinstance(segment, (PlainRun, CachedRun)):
+                yield segment
             segment = following
+
+    def bands(self) -> Iterator[tuple[PlainRun | CachedRun, int]]:
+        """Walk all segments in order, each with the band in whose stretch it stands."""
+        band = 0
+        segment = self._end.following
+        while segment is not self._end:
+            assert segment is not None
+            if isinstance(segment, (PlainRun, CachedRun)):
+                yield segment, band
+            else:
+                band += 1
+            segment = segment.following
 
     def block_ids(self) -> list[int]:
         """Return all blocks in order."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from prefixd.controller.core import node as nodes
+from prefixd.controller.core.claims import Claims
 from prefixd.controller.core.digests import DigestWork
 from prefixd.controller.core.events import EventLog
 from prefixd.controller.core.free_order import FreeOrder
@@ -35,7 +36,13 @@ class PrefixIndex:
     """
 
     def __init__(
-        self, order: FreeOrder, digests: DigestWork, events: EventLog, *, block_size: int
+        self,
+        order: FreeOrder,
+        claims: Claims,
+        digests: DigestWork,
+        events: EventLog,
+        *,
+        block_size: int,
     ) -> None:
         self.roots: dict[RootKey, Root] = {}
         self.published_count = 0
@@ -44,6 +51,7 @@ class PrefixIndex:
         self.block_bytes = block_size * TOKEN_BYTES
         self.digest_size = digests.digest_size
         self._order = order
+        self._claims = claims
         self._digests = digests
         self._events = events
 
@@ -124,6 +132,7 @@ class PrefixIndex:
             if lane.is_linked:
                 self._order.remove(lane)
             lane.holder_count += 1
+        self._claims.use(node.lane for node in match.path)
         sequence.leaf = match.path[-1]
         sequence.indexed_count += match.block_count
 
@@ -184,15 +193,7 @@ class PrefixIndex:
             return
         (child,) = node.children.values()
         lane = node.lane
-        if (
-            child.lane.following is not lane
-            or child.lane.last_use_ms != lane.last_use_ms
-            or child.lane.withheld != lane.withheld
-            or child.lane.read_step_id != lane.read_step_id
-            or lane.pending
-            or lane.twins
-            or child.lane.twins
-        ):
+        if not nodes.may_merge(node, child):
             return
         self._order.absorb(lane, absorbed=child.lane)
         nodes.merge_child(node, child, digest_size=self.digest_size)
@@ -217,6 +218,8 @@ class PrefixIndex:
         start = sequence.indexed_count
         parent = self.children_of(sequence)
         key = sequence.child_key(start, block_bytes=self.block_bytes)
+        if parent.children and isinstance(parent, Node):
+            self._claims.part(parent)
         node = Node(parent, key=key, tokens=bytearray(), varied_keys={}, block_ids=array("q"))
         parent.children[key] = node
         node.lane.holder_count = 1
@@ -302,7 +305,7 @@ class PrefixIndex:
         """Publish every block that an executed step wrote, parents before children."""
         for lane in list(self.pending_lanes):
             due = [lane]
-            while (above := _pending_parent(due[-1])) is not None:
+            while (above := nodes.pending_parent(due[-1])) is not None:
                 due.append(above)
             while due:
                 self._publish_written(due.pop(), step_id)
@@ -372,12 +375,14 @@ class PrefixIndex:
             del self.roots[parent.root_key]
         self.pending_lanes.pop(node.lane, None)
         self._digests.forget(node)
+        self._claims.leave(node)
 
     def clear(self) -> None:
         """Forget every place; the lanes are the caller's."""
         self.roots.clear()
         self.pending_lanes.clear()
         self._digests.unhashed.clear()
+        self._claims.clear()
         self.published_count = 0
         self.pending_count = 0
 
@@ -390,8 +395,3 @@ class PrefixIndex:
             node = waiting.pop()
             yield node
             waiting.extend(node.children.values())
-
-
-def _pending_parent(lane: Lane) -> Lane | None:
-    parent = lane.node.parent
-    return parent.lane if isinstance(parent, Node) and parent.lane.pending else None

@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 
-from prefixd.controller.core import window_invariants
+from prefixd.controller.core import claim_invariants, window_invariants
 from prefixd.controller.core.errors import InvariantBroken
 from prefixd.controller.core.free_order import PlainRun
 from prefixd.controller.core.node import Lane, Node
@@ -44,6 +44,7 @@ def check(pool: Pool) -> None:
         )
     _check_blocks(state, nodes, holders)
     window_invariants.check(state)
+    claim_invariants.check(state, nodes)
     shared = {block for block, count in written_slots.items() if count > 1}
     _require(
         shared <= set(state.twins.table_counts),

@@ -48,5 +48,9 @@ EVENT_BLOCKS_MAX = 2_048
 """Blocks of one event."""
 EVENT_TOKENS_MAX = 262_144
 """Tokens of one event."""
+RETENTION_PRIORITY_MAX = 7
+"""Priority of a retention hint."""
+RETENTION_MS_MAX = 7 * 24 * 3_600_000
+"""How long a retention hint may hold."""
 GROUPS_PER_POOL_MAX = 64
 """KV groups of one pool."""

@@ -11,11 +11,16 @@ from typing import NewType
 import numpy as np
 import numpy.typing as npt
 
+from prefixd.controller.core.hints import NO_HINT, RetentionHint
+
 BlockId = NewType("BlockId", int)
 Handle = NewType("Handle", int)
 SequenceId = NewType("SequenceId", str)
 StepId = NewType("StepId", int)
 BlockHash = NewType("BlockHash", bytes)
+
+EVICTION_POLICY_DEFAULT = "lru"
+"""The policy of a pool where neither its driver nor the controller's options name one."""
 
 TokenArray = npt.NDArray[np.uint32]
 """Token ids, one dimension."""
@@ -95,6 +100,7 @@ class PoolSpec:
     merge_duplicates: bool = False
     lease_ms: int | None = None
     worker_address: str = ""
+    eviction_policy: str = EVICTION_POLICY_DEFAULT
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +117,7 @@ class OpenEntry:
     preemption_count: int = 0
     skip_cache_read: bool = False
     await_token_count_min: int = 0
+    retention_hint: RetentionHint = NO_HINT
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +154,11 @@ class CloseReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CloseEntry:
-    """Ends a sequence."""
+    """Ends a sequence. `retention_hint`: None where the open's still holds."""
 
     handle: Handle
     reason: CloseReason
+    retention_hint: RetentionHint | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from prefixd.controller.core.free_order import CachedRun
 from prefixd.controller.core.hashing import ExtraKeys
 from prefixd.controller.core.identity import RootKey
 from prefixd.controller.core.messages import StepId
+from prefixd.controller.core.run_claims import RunClaims
 
 if TYPE_CHECKING:
     from prefixd.controller.core.sequences import Sequence
@@ -174,6 +175,11 @@ def _split_lane(lower: Lane, upper: Lane, block_count: int) -> None:
     lower.pending = [PendingRun(run.step_id, run.end - block_count) for run in behind]
     upper.published_count = min(lower.published_count, block_count)
     lower.published_count -= upper.published_count
+    upper.band = lower.band
+    if lower.claims is not None:
+        upper.claims = RunClaims()
+        upper.claims.band = lower.claims.band
+        upper.claims.recount(None, lower.claims.band)
 
 
 def _clipped_runs(lane: Lane, block_count: int) -> list[PendingRun]:
@@ -184,6 +190,22 @@ def _clipped_runs(lane: Lane, block_count: int) -> list[PendingRun]:
             clipped.append(PendingRun(run.step_id, min(run.end, block_count)))
         start = run.end
     return clipped
+
+
+def may_merge(node: Node, child: Node) -> bool:
+    """Tell whether a node and its only child were released in the same walk, so that nothing
+    marks their border."""
+    lane = node.lane
+    return (
+        child.lane.following is lane
+        and child.lane.last_use_ms == lane.last_use_ms
+        and child.lane.withheld == lane.withheld
+        and child.lane.read_step_id == lane.read_step_id
+        and (lane.claims is None or not lane.claims.marks_end)
+        and not lane.pending
+        and not lane.twins
+        and not child.lane.twins
+    )
 
 
 def merge_child(node: Node, child: Node, *, digest_size: int) -> None:
@@ -199,6 +221,9 @@ def merge_child(node: Node, child: Node, *, digest_size: int) -> None:
     lane.block_ids.extend(child.lane.block_ids)
     lane.published_count += child.lane.published_count
     lane.pending = [PendingRun(run.step_id, run.end + offset) for run in child.lane.pending]
+    lane.claims = child.lane.claims
+    if lane.claims is not None and lane.claims.claim is not None:
+        lane.claims.claim.run = lane
     node.children = child.children
     for grandchild in node.children.values():
         grandchild.parent = node
@@ -214,3 +239,9 @@ def truncate(node: Node, block_count: int, *, block_bytes: int, digest_size: int
         node.varied_keys = {at: keys for at, keys in node.varied_keys.items() if at < block_count}
     lane.pending = _clipped_runs(lane, block_count)
     lane.published_count = min(lane.published_count, block_count)
+
+
+def pending_parent(lane: Lane) -> Lane | None:
+    """Return the lane that a lane's places stand on, where blocks of it are unwritten."""
+    parent = lane.node.parent
+    return parent.lane if isinstance(parent, Node) and parent.lane.pending else None

@@ -82,6 +82,7 @@ def _add_sequence(state: PoolState, entry: OpenEntry, keys: SequenceKeys) -> Seq
     )
     sequence.preemption_count = entry.preemption_count
     sequence.skip_cache_read = entry.skip_cache_read
+    sequence.retention_hint = entry.retention_hint
     state.windows.open(sequence)
     state.sequences[entry.handle] = sequence
     state.handles[entry.sequence_id] = entry.handle
@@ -139,6 +140,12 @@ def close_sequence(state: PoolState, step: StepContext, entry: CloseEntry) -> Cl
     del state.sequences[entry.handle]
     del state.handles[sequence.sequence_id]
     del state.rows[entry.handle]
+    state.claims.close(
+        sequence,
+        sequence.retention_hint if entry.retention_hint is None else entry.retention_hint,
+        reason=entry.reason,
+        now_ms=step.now_ms,
+    )
     state.supply.release(
         sequence,
         now_ms=step.now_ms,

@@ -117,6 +117,7 @@ class Pool:
             return kept
         log.check(step)
         validate_step.step(step, self.spec)
+        state.claims.lapse(now_ms=now_ms)
         self._execute(step.executed_step_id)
         remaps = state.twins.merge() if self.spec.merge_duplicates else ()
         cut_sequences: tuple[CutSequence, ...] = ()

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from prefixd.controller.core.hashing import ExtraKeys
+from prefixd.controller.core.hints import NO_HINT
 from prefixd.controller.core.identity import SequenceKeys
 from prefixd.controller.core.messages import (
     Handle,
@@ -56,6 +57,7 @@ class Sequence:
         "preemption_count",
         "private_block_ids",
         "recomputed_count",
+        "retention_hint",
         "row",
         "sequence_id",
         "skip_cache_read",
@@ -81,6 +83,7 @@ class Sequence:
         self.identity = identity
         self.preemption_count = 0
         self.skip_cache_read = False
+        self.retention_hint = NO_HINT
         self.keys = keys
         self.row = row
         self.model_version = model_version

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from prefixd.controller.core.claims import Claims
 from prefixd.controller.core.digest_accounts import digest_accounts
 from prefixd.controller.core.digests import DigestWork
 from prefixd.controller.core.events import EventLog
@@ -24,6 +25,7 @@ from prefixd.controller.core.messages import (
     StepId,
     TokenArray,
 )
+from prefixd.controller.core.policies.registry import EVICTION_POLICIES
 from prefixd.controller.core.sequences import TOKEN_BYTES, Sequence, SequenceColumns
 from prefixd.controller.core.statistics import Statistics
 from prefixd.controller.core.step_log import StepLog
@@ -99,6 +101,7 @@ class PoolState:
     columns: SequenceColumns
     log: StepLog
     order: FreeOrder
+    claims: Claims
     digests: DigestWork
     events: EventLog
     index: PrefixIndex
@@ -133,19 +136,21 @@ def build_state(spec: PoolSpec, hasher: Hasher, *, event_bytes_kept_max: int) ->
     """Wire the parts of an empty pool."""
     columns = SequenceColumns(spec.block_size)
     log = StepLog(columns)
-    order = FreeOrder(spec.block_count)
+    policy = EVICTION_POLICIES[spec.eviction_policy]()
+    order = FreeOrder(spec.block_count, band_count=policy.band_count)
+    claims = Claims(policy, order)
     block_bytes = spec.block_size * TOKEN_BYTES
     digests = DigestWork(hasher, block_bytes=block_bytes)
     accounts = [digest_accounts(hasher.algorithm) for _ in spec.groups]
     events = EventLog(
         digests, accounts, block_bytes=block_bytes, bytes_kept_max=event_bytes_kept_max
     )
-    index = PrefixIndex(order, digests, events, block_size=spec.block_size)
+    index = PrefixIndex(order, claims, digests, events, block_size=spec.block_size)
     statistics = Statistics()
     sequences: dict[Handle, Sequence] = {}
     twins = Twins(index, order, columns, log, sequences, merge_duplicates=spec.merge_duplicates)
     window_index = WindowIndex(WindowDigests(hasher), events, block_bytes=block_bytes)
-    windows = WindowGroups(spec, window_index, order, columns, log)
+    windows = WindowGroups(spec, window_index, order, claims, columns, log)
     return PoolState(
         spec=spec,
         model_version=spec.model_version,
@@ -153,12 +158,13 @@ def build_state(spec: PoolSpec, hasher: Hasher, *, event_bytes_kept_max: int) ->
         columns=columns,
         log=log,
         order=order,
+        claims=claims,
         digests=digests,
         events=events,
         index=index,
         twins=twins,
         windows=windows,
-        supply=Supply(order, index, twins, windows, statistics),
+        supply=Supply(order, claims, index, twins, windows, statistics),
         statistics=statistics,
         sequences=sequences,
     )

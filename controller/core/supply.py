@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 
+from prefixd.controller.core.claims import Claims
 from prefixd.controller.core.free_order import FreeOrder, PlainRun
 from prefixd.controller.core.index import PrefixIndex
 from prefixd.controller.core.match import Match
@@ -22,12 +23,14 @@ class Supply:
     def __init__(
         self,
         order: FreeOrder,
+        claims: Claims,
         index: PrefixIndex,
         twins: Twins,
         windows: WindowGroups,
         statistics: Statistics,
     ) -> None:
         self._order = order
+        self._claims = claims
         self._index = index
         self._twins = twins
         self._windows = windows
@@ -62,6 +65,7 @@ class Supply:
                 age_ms = now_ms - segment.last_use_ms
                 self._statistics.count_eviction(age_ms=age_ms, block_count=1)
                 order.shrink(segment, 1)
+                self._claims.leave_window(segment)
                 taken.append(self._windows.index.evict(segment))
                 continue
             assert isinstance(segment, Lane)
@@ -225,6 +229,8 @@ class Supply:
 
     def _append(self, lane: Lane, *, now_ms: int, step_id: StepId) -> None:
         lane.last_use_ms = now_ms
+        if self._claims.has_bands:
+            self._claims.place(lane)
         self._order.append(lane)
         if lane.read_step_id == step_id:
             self._order.withhold(lane)

@@ -8,6 +8,7 @@ import re
 from prefixd.controller.core import limits
 from prefixd.controller.core.errors import FieldInvalid, Unsupported
 from prefixd.controller.core.messages import GroupKind, PoolSpec
+from prefixd.controller.core.policies.registry import EVICTION_POLICIES
 
 _POOL_NAME = re.compile(rf"[A-Za-z0-9._/-]{{1,{limits.POOL_NAME_LENGTH_MAX}}}")
 
@@ -37,6 +38,15 @@ def model_version(version: str) -> None:
     length_at_most(version, length_max=limits.IDENTIFIER_LENGTH_MAX, field="model_version")
 
 
+def eviction_policy(name: str) -> None:
+    """Check that an eviction policy of this name is registered."""
+    if name not in EVICTION_POLICIES:
+        raise FieldInvalid(
+            f"eviction_policy is {name!r}, not one of {', '.join(EVICTION_POLICIES)}",
+            field="eviction_policy",
+        )
+
+
 def pool_spec(spec: PoolSpec) -> None:
     """Check what a driver registers."""
     if not _POOL_NAME.fullmatch(spec.pool_name):
@@ -55,6 +65,7 @@ def pool_spec(spec: PoolSpec) -> None:
             spec.lease_ms, low=limits.LEASE_MS_MIN, high=limits.LEASE_MS_MAX, field="lease"
         )
     model_version(spec.model_version)
+    eviction_policy(spec.eviction_policy)
     for field in ("model_name", "kv_format", "worker_address"):
         length_at_most(getattr(spec, field), length_max=limits.POOL_TEXT_LENGTH_MAX, field=field)
     _groups(spec)

@@ -12,6 +12,7 @@ from prefixd.controller.core.errors import (
     PromptEmpty,
     TokenIdInvalid,
 )
+from prefixd.controller.core.hints import NO_HINT, RetentionHint
 from prefixd.controller.core.messages import (
     CloseEntry,
     DecodeEntry,
@@ -46,7 +47,7 @@ def step(message: Step, spec: PoolSpec) -> None:
             case DecodeEntry():
                 _decode(entry, spec, f"entries[{index}].decode")
             case CloseEntry():
-                _handle(entry.handle, f"entries[{index}].close.handle")
+                _close(entry, f"entries[{index}].close")
             case ForkEntry():
                 _fork(entry, f"entries[{index}].fork")
     _new_handles(message)
@@ -101,6 +102,23 @@ def _open(entry: OpenEntry, spec: PoolSpec, field: str) -> None:
     _non_negative(entry.preemption_count, f"{field}.preemption_count")
     _non_negative(entry.await_token_count_min, f"{field}.await_token_count_min")
     identity(entry.identity, spec, f"{field}.identity")
+    if entry.retention_hint is not NO_HINT:
+        _retention_hint(entry.retention_hint, f"{field}.retention_hint")
+
+
+def _close(entry: CloseEntry, field: str) -> None:
+    _handle(entry.handle, f"{field}.handle")
+    if entry.retention_hint is not None:
+        _retention_hint(entry.retention_hint, f"{field}.retention_hint")
+
+
+def _retention_hint(hint: RetentionHint, field: str) -> None:
+    count_in_range(
+        hint.priority, low=0, high=limits.RETENTION_PRIORITY_MAX, field=f"{field}.priority"
+    )
+    count_in_range(
+        hint.duration_ms, low=0, high=limits.RETENTION_MS_MAX, field=f"{field}.duration_ms"
+    )
 
 
 def _sequence_id(sequence_id: str, field: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from prefixd.controller.core.claims import Claims
 from prefixd.controller.core.free_order import FreeOrder
 from prefixd.controller.core.identity import SequenceKeys
 from prefixd.controller.core.match import Match
@@ -32,6 +33,7 @@ class WindowGroups:
         spec: PoolSpec,
         index: WindowIndex,
         order: FreeOrder,
+        claims: Claims,
         columns: SequenceColumns,
         log: StepLog,
     ) -> None:
@@ -43,6 +45,7 @@ class WindowGroups:
         self.index = index
         self._block_size = spec.block_size
         self._order = order
+        self._claims = claims
         self._columns = columns
         self._log = log
 
@@ -122,6 +125,7 @@ class WindowGroups:
                 if block.is_linked:
                     self._order.remove(block)
                 block.holder_count += 1
+            self._claims.use(blocks.values())
 
     def append(self, sequence: Sequence, group_index: int, block_ids: Iterable[int]) -> None:
         """Append new blocks to a table."""
@@ -188,9 +192,11 @@ class WindowGroups:
                 continue
             if block.place is None:
                 self.index.pending.pop(block, None)
+                self._claims.leave_window(block)
                 uncached.append(block)
                 continue
             block.last_use_ms = now_ms
+            self._claims.place(block)
             self._order.append(block)
             if block.is_used_by(step_id):
                 self._order.withhold(block)
@@ -317,6 +323,7 @@ class WindowGroups:
     def forget(self, block: WindowBlock) -> None:
         """Take a block out of the index; an idle one keeps its place in the free order (S13)."""
         self.index.leave_place(block)
+        self._claims.leave_window(block)
         if block.is_linked:
             self.index.pending.pop(block, None)
             self._order.become_plain(block)

@@ -1,5 +1,7 @@
 """Drives the core's pool and the naive model side by side with whatever hypothesis can think of."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -9,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from prefixd.controller.core import invariants
 from prefixd.controller.core.errors import BlocksInUse, CacheError
 from prefixd.controller.core.hashing import HASHES, Hasher
+from prefixd.controller.core.hints import RetentionHint
 from prefixd.controller.core.limits import STEPS_IN_FLIGHT_MAX
 from prefixd.controller.core.messages import (
     BlockId,
@@ -27,7 +30,9 @@ from prefixd.controller.core.messages import (
     StepId,
     StepReply,
 )
+from prefixd.controller.core.policies.registry import EVICTION_POLICIES
 from prefixd.controller.core.pool import Pool
+from tests.model.arbitrary_policy import Arbitrary
 from tests.model.columns import columns
 from tests.model.compare import (
     assert_equal_pools,
@@ -46,13 +51,15 @@ from tests.model.strategies import (
     Row,
     extensions,
     forkings,
-    groups,
     openings,
+    pool_specs,
+    retention_hints,
     rows,
 )
 
 SEED = "0"
-VOCABULARY_SIZE = 8
+STEP_MS = 10
+"""Time that passes from one step to the next."""
 SEQUENCES_MAX = 6
 OFTEN = st.booleans()
 RARELY = st.sampled_from((False, False, True))
@@ -74,43 +81,14 @@ class PoolMachine(RuleBasedStateMachine):
         self.preempted: list[tuple[list[int], Identity, int]] = []
         self.opened_count = 0
 
-    @initialize(
-        algorithm=st.sampled_from(sorted(HASHES)),
-        block_size=st.integers(1, 4),
-        block_count=st.sampled_from((20, 12, 32, 8, 48)),
-        caching_disabled=st.sampled_from((False,) * 15 + (True,)),
-        model_version=st.sampled_from(("", "", "w1")),
-        sub_block_reuse=st.booleans(),
-        merge_duplicates=st.booleans(),
-        windows=st.one_of(st.just([]), st.lists(st.integers(0, 11), max_size=2)),
-    )
-    def register(
-        self,
-        algorithm: str,
-        block_size: int,
-        block_count: int,
-        caching_disabled: bool,
-        model_version: str,
-        sub_block_reuse: bool,
-        merge_duplicates: bool,
-        windows: list[int],
-    ) -> None:
-        """Makes both pools; windows have from one token to three blocks."""
-        spec = PoolSpec(
-            pool_name="machine",
-            block_count=block_count * (1 + len(windows)),
-            block_size=block_size,
-            groups=groups(1 + window % (3 * block_size) for window in windows),
-            vocabulary_size=VOCABULARY_SIZE,
-            caching_disabled=caching_disabled,
-            model_version=model_version,
-            sub_block_reuse=sub_block_reuse and not windows,
-            merge_duplicates=merge_duplicates and not windows,
-        )
+    @initialize(algorithm=st.sampled_from(sorted(HASHES)), spec=pool_specs())
+    def register(self, algorithm: str, spec: PoolSpec) -> None:
+        """Makes both pools."""
         self.algorithm = algorithm
         self.root = root_digest(algorithm, seed=SEED)
-        self.pool = Pool(spec, epoch=1, hasher=Hasher(algorithm, seed=SEED))
-        self.model = NaiveLog(spec)
+        with mock.patch.dict(EVICTION_POLICIES, {"arbitrary": Arbitrary}):
+            self.pool = Pool(spec, epoch=1, hasher=Hasher(algorithm, seed=SEED))
+            self.model = NaiveLog(spec)
 
     # Building and sending steps.
 
@@ -122,6 +100,7 @@ class PoolMachine(RuleBasedStateMachine):
         lag = min(lag, STEPS_IN_FLIGHT_MAX - 1)
         executed = max(self.model.executed_step_id, applied - lag)
         self.begun = Step(StepId(applied + 1), StepId(executed), token_budget=budget)
+        self.model.now_ms = self.begun.step_id * STEP_MS
         self.model.begin_step(self.begun)
 
     def add(self, entry: Entry) -> object:
@@ -142,7 +121,7 @@ class PoolMachine(RuleBasedStateMachine):
         )
         self.begun, self.entries = None, []
         expected = self.model.finish_step()
-        reply = self.pool.apply_step(step, now_ms=step.step_id * 10)
+        reply = self.pool.apply_step(step, now_ms=step.step_id * STEP_MS)
         self.sent[step.step_id], self.replies[step.step_id] = step, reply
         assert_equal_replies(of_core=reply, of_model=expected)
         self.compare(look=look)
@@ -243,11 +222,20 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(
         number=st.integers(0, 7),
         reason=st.sampled_from(CloseReason),
+        hint=st.none() | retention_hints(),
         lag=LAGS,
         more=RARELY,
         look=LOOKS,
     )
-    def close(self, number: int, reason: CloseReason, lag: int, more: bool, look: bool) -> None:
+    def close(
+        self,
+        number: int,
+        reason: CloseReason,
+        hint: RetentionHint | None,
+        lag: int,
+        more: bool,
+        look: bool,
+    ) -> None:
         """Closes a sequence; a preempted one may be opened again."""
         self.begin(lag=lag)
         sequence = self.pick(number)
@@ -255,7 +243,7 @@ class PoolMachine(RuleBasedStateMachine):
             self.preempted.append(
                 (list(sequence.token_ids), sequence.identity, sequence.preemption_count + 1)
             )
-        self.add(CloseEntry(sequence.handle, reason))
+        self.add(CloseEntry(sequence.handle, reason, hint))
         if not more:
             self.send(look=look)
 
@@ -280,6 +268,7 @@ class PoolMachine(RuleBasedStateMachine):
             StepId(executed),
             failed=FailedSteps(StepId(executed + 1), StepId(applied)),
         )
+        self.model.now_ms = self.begun.step_id * STEP_MS
         self.model.begin_step(self.begun)
         if not more:
             self.send(look=look)

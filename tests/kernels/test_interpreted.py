@@ -36,8 +36,8 @@ def test_kernels_in_the_interpreter(pytestconfig: pytest.Config, repository_fold
 
 @pytest.mark.timeout(1800)
 def test_the_backend_in_the_interpreter(repository_folder: Path) -> None:
-    """The backend passes its contract with all traits at once, and the guard's numeric probe."""
-    selection = "triton and (everything or gemma2)"
+    """The backend passes its contract with all traits at once, and the guard with its refusals."""
+    selection = "triton and (everything or gemma2 or refuses)"
     run_interpreted(repository_folder, *BACKEND_TESTS, "-k", selection)
 
 

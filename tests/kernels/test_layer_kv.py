@@ -77,6 +77,19 @@ def test_fp8_is_refused_below(capability: tuple[int, int]) -> None:
     assert f"{capability[0]}.{capability[1]}" in refusal
 
 
+@pytest.mark.parametrize("dtype", ERRORS)
+@pytest.mark.parametrize("element", [torch.nan, torch.inf, -torch.inf])
+def test_no_number_is_read_from_a_head_that_is_not_finite(
+    dtype: torch.dtype, element: float
+) -> None:
+    """Broken weights show in answers; they do not turn into numbers in the pool."""
+    rows = torch.ones(2, 2, 16)
+    rows[1, 0, 5] = element
+    read = quantize_rows(rows, dtype).dequantized()
+    assert read[1, 0].isnan().all()
+    assert torch.equal(read[1, 1], read[0, 0])
+
+
 def bad_layers() -> dict[str, dict[str, Any]]:
     """Arguments that contradict each other."""
     pool = torch.zeros(8, 2, 16)

@@ -34,9 +34,11 @@ def evict(
         if at or not set(windows.values()).isdisjoint(sequence.held_blocks()):
             sequence.sealed_at = min([sequence.shared_count, *at])
             sequence.cacheable = False
-    for place in doomed:
+    for place in sorted(doomed, key=len, reverse=True):
+        pool.leave(place)
         del pool.index[place]
-    for key in windows:
+    for key, block in windows.items():
+        pool.leave_window(block)
         del pool.window_index[key]
     # A failure leaves a held window block in its table if it was written.
     for block in doomed_blocks | (set(windows.values()) - counts.keys()):

@@ -125,11 +125,10 @@ class NaiveScheduling(NaiveCopies):
     def _hold(self, sequence: NaiveSequence, matched: Matched) -> None:
         """Puts matched blocks into the tables. What is matched is written once every group's block
         in front of it is, too."""
+        self.use(matched)
         written_by = 0
         for blocks in matched:
             written_by = max(written_by, *(self.step_of_block[block] for block in blocks.values()))
             sequence.scheduled_by += [written_by] * sequence.block_size
             for group, table in enumerate(sequence.tables()):
                 table.append(blocks.get(group, BlockId(0)))
-            for block in set(self.free) & set(blocks.values()):
-                self.free.remove(block)

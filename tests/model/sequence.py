@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from prefixd.controller.core.hints import NO_HINT, RetentionHint
 from prefixd.controller.core.messages import (
     BlockCopy,
     BlockId,
@@ -67,6 +68,7 @@ class NaiveSequence:
     cached_count: int = 0
     cut: bool = False
     planned_step_id: int = 0
+    retention_hint: RetentionHint = NO_HINT
 
     @property
     def known(self) -> int:
@@ -119,6 +121,7 @@ class NaiveSequence:
             completed=count // self.block_size,
             sealed_at=min(self.shared_count, count // self.block_size),
             cached_count=count,
+            retention_hint=self.retention_hint,
         )
 
     def plan(

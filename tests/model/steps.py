@@ -63,6 +63,7 @@ class NaiveLog(NaiveScheduling):
         self.busy_blocks, self.left_blocks, self.target_blocks = set(), set(), set()
         self.budget_left = step.token_budget
         self._outcomes = []
+        self.lapse()
         for executed in range(self.executed_step_id + 1, step.executed_step_id + 1):
             self.executed_step_id = executed
             self.settle_twins()
@@ -125,6 +126,7 @@ class NaiveLog(NaiveScheduling):
             preemption_count=entry.preemption_count,
             token_ids=[int(token) for token in entry.token_ids],
             window_tables={group: [] for group in self.windows},
+            retention_hint=entry.retention_hint,
         )
         matched = self._readable_blocks(sequence)
         partial = self._readable_partial(sequence, matched)
@@ -256,6 +258,7 @@ class NaiveLog(NaiveScheduling):
             raise Refused("SEQUENCE_NOT_FOUND")
         if sequence.planned_step_id == self.applied_step_id:
             self.left_blocks.update(sequence.held_blocks())
+        self.close(sequence, entry.retention_hint or sequence.retention_hint, entry.reason)
         self.release(sequence, kept_block_count=0)
         return CloseOutcome()
 

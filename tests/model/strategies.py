@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
+from prefixd.controller.core.hints import NO_HINT, Continuation, RetentionHint
 from prefixd.controller.core.messages import (
     ExtendEntry,
     ForkEntry,
@@ -18,6 +19,7 @@ from prefixd.controller.core.messages import (
     LoraAdapter,
     MultimodalItem,
     OpenEntry,
+    PoolSpec,
     SequenceId,
 )
 from tests.model.sequence import NaiveSequence
@@ -37,6 +39,7 @@ IDENTITIES = (
 )
 """Identities beside the plain one."""
 
+VOCABULARY_SIZE = 8
 TOKEN_IDS = st.sampled_from((0, 0, 1, 1, 2))
 
 
@@ -55,6 +58,7 @@ class Opening:
     token_budget: int | None
     skip_cache_read: bool
     repeats_name: bool
+    retention_hint: RetentionHint = NO_HINT
 
     def entry(self, handle: Handle, name: SequenceId, token_ids: list[int]) -> OpenEntry:
         """Returns the entry that opens a new sequence."""
@@ -68,6 +72,7 @@ class Opening:
             must_fit_token_count=self.must_fit_token_count,
             skip_cache_read=self.skip_cache_read,
             await_token_count_min=self.await_token_count_min,
+            retention_hint=self.retention_hint,
         )
 
     def entry_again(
@@ -169,6 +174,35 @@ def _rarely(usual: Value, *others: Value) -> SearchStrategy[Value]:
     return st.sampled_from((usual,) * (11 * len(others)) + others)
 
 
+def retention_hints() -> SearchStrategy[RetentionHint]:
+    """Draws hints, whose ends come within some steps."""
+    return st.builds(
+        RetentionHint,
+        continuation=st.sampled_from(Continuation),
+        priority=_mostly(0, 1, 2, 7),
+        duration_ms=_mostly(0, 10, 30, 60, 100),
+    )
+
+
+@st.composite
+def pool_specs(draw: st.DrawFn) -> PoolSpec:
+    """Draws pools: small ones, some with window groups of one token to three blocks."""
+    block_size = draw(st.integers(1, 4))
+    windows = draw(st.one_of(st.just([]), st.lists(st.integers(1, 3 * block_size), max_size=2)))
+    return PoolSpec(
+        pool_name="machine",
+        block_count=draw(st.sampled_from((20, 12, 32, 8, 48))) * (1 + len(windows)),
+        block_size=block_size,
+        groups=groups(windows),
+        vocabulary_size=VOCABULARY_SIZE,
+        caching_disabled=draw(st.sampled_from((False,) * 15 + (True,))),
+        model_version=draw(st.sampled_from(("", "", "w1"))),
+        sub_block_reuse=draw(st.booleans()) and not windows,
+        merge_duplicates=draw(st.booleans()) and not windows,
+        eviction_policy=draw(st.sampled_from(("lru", "retention", "retention", "arbitrary"))),
+    )
+
+
 def openings() -> SearchStrategy[Opening]:
     """Draws openings."""
     return st.builds(
@@ -184,6 +218,7 @@ def openings() -> SearchStrategy[Opening]:
         token_budget=_rarely(None, 0, 2, 6),
         skip_cache_read=_mostly(False, True, False),
         repeats_name=_rarely(False, True),
+        retention_hint=st.just(NO_HINT) | retention_hints(),
     )
 
 

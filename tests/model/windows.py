@@ -15,23 +15,29 @@ Choices that the rules leave open, and that the core has made:
   private to its table.
 """
 
+from collections.abc import Callable
+from functools import partial
+
+from prefixd.controller.core.hints import RetentionHint
 from prefixd.controller.core.messages import (
     BlockId,
+    CloseReason,
     FreedBlock,
     GroupKind,
     Identity,
     PoolSpec,
 )
-from tests.model.control import NaiveControl
 from tests.model.naive import Matched
+from tests.model.policies import NaiveClaim, NaiveEviction
 from tests.model.sequence import NaiveSequence, Place
 
 
-class NaiveWindows(NaiveControl):
+class NaiveWindows(NaiveEviction):
     """A naive pool with window groups behind its full-attention group.
 
     `windows` has the tokens of each group's window; a query sees itself and those before it.
-    `window_index` maps a place of a group to the one block that stands for it.
+    `window_index` maps a place of a group to the one block that stands for it. `window_claims` has
+    what is claimed of a window block (S20): it stands alone, so its band is that of its claim.
     """
 
     def __init__(self, spec: PoolSpec) -> None:
@@ -42,6 +48,7 @@ class NaiveWindows(NaiveControl):
             if one.kind is GroupKind.SLIDING_WINDOW
         }
         self.window_index: dict[tuple[int, Place], BlockId] = {}
+        self.window_claims: dict[BlockId, NaiveClaim] = {}
 
     # What can be seen.
 
@@ -145,6 +152,7 @@ class NaiveWindows(NaiveControl):
                 self.rest(block)
             else:
                 self.step_of_block.pop(block, None)
+                self.leave_window(block)
                 uncached.append(block)
         self.free[:0] = uncached
 
@@ -163,6 +171,54 @@ class NaiveWindows(NaiveControl):
             first = min(self.first_needed(group, child.scheduled), end)
             child.window_tables[group] = [BlockId(0)] * first + table[first:end]
 
+    # Claims.
+
+    def close(self, sequence: NaiveSequence, hint: RetentionHint, reason: CloseReason) -> None:
+        """Lets a sequence claim its blocks in every group."""
+        super().close(sequence, hint, reason)
+        for table in sequence.window_tables.values():
+            for block in filter(None, table):
+                self._stand_at_window(block, self.claim(hint, reason))
+
+    def use(self, matched: Matched) -> None:
+        """Takes matched blocks of all groups out of the free order."""
+        super().use(matched)
+        for blocks in matched:
+            for block in list(blocks.values())[1:]:
+                self.answer(self.window_claims, block)
+
+    def rest(self, block: BlockId) -> None:
+        """Puts an idle block of any group at the end of its band."""
+        if block not in self.window_index.values():
+            super().rest(block)
+            return
+        if block not in self.window_claims:
+            self._stand_at_window(block, NaiveClaim(self.unclaimed))
+        self.put(block, self.window_claims[block].band)
+
+    def standing_claims(self) -> list[tuple[NaiveClaim, Callable[[], None]]]:
+        """Returns the claims of all groups, each with what is to be done once it has changed."""
+        windows = [
+            (claim, partial(self._move_window, block))
+            for block, claim in self.window_claims.items()
+        ]
+        return [*super().standing_claims(), *windows]
+
+    def leave_window(self, block: BlockId) -> None:
+        """Forgets what is claimed of a block that is no longer cached."""
+        self.window_claims.pop(block, None)
+
+    def _stand_at_window(self, block: BlockId, claim: NaiveClaim) -> None:
+        self.number(claim)
+        other = self.window_claims.get(block, claim)
+        self.window_claims[block] = max(other, claim, key=NaiveClaim.strength)
+
+    def _move_window(self, block: BlockId) -> None:
+        band = self.window_claims[block].band
+        if block in self.free and self.standing[block] != band:
+            self.free.remove(block)
+            self.put(block, band)
+
     # What the full-attention group does, for the window groups.
 
     def take(self, count: int) -> list[BlockId]:
@@ -171,6 +227,7 @@ class NaiveWindows(NaiveControl):
         for key, block in list(self.window_index.items()):
             if block in taken:
                 self.statistics.evicted_block_count += 1
+                self.leave_window(block)
                 del self.window_index[key]
                 del self.step_of_block[block]
         return taken
@@ -206,6 +263,7 @@ class NaiveWindows(NaiveControl):
         super().forget_blocks(blocks)
         for key, block in list(self.window_index.items()):
             if block in blocks:
+                self.leave_window(block)
                 del self.window_index[key]
 
     def written_run(self, sequence: NaiveSequence) -> int:
@@ -223,6 +281,7 @@ class NaiveWindows(NaiveControl):
         """Empties the index of all groups (S21)."""
         dropped = super().flush() + len(self.window_index)
         self.window_index.clear()
+        self.window_claims.clear()
         return dropped
 
     def set_model_version(self, model_version: str) -> int:
@@ -231,4 +290,5 @@ class NaiveWindows(NaiveControl):
             return 0
         dropped = sum(block in self.free for block in self.window_index.values())
         self.window_index.clear()
+        self.window_claims.clear()
         return dropped + super().set_model_version(model_version)

@@ -65,8 +65,9 @@ _LATENT = {
     "num_key_value_heads": 4,
 }
 _MIXED_LAYERS = {"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"]}
-# Each layer adds a vector of its own for each token.
-_TOKEN_VECTORS = {"vocab_size_per_layer_input": 160, "hidden_size_per_layer_input": 16}
+TOKEN_VECTORS = {"vocab_size_per_layer_input": 160, "hidden_size_per_layer_input": 16}
+"""Each layer adds a vector of its own for each token."""
+
 # The last two layers read the keys and values of the first two.
 _SHARED_KV = {
     "head_dim": 16,
@@ -74,7 +75,7 @@ _SHARED_KV = {
     "num_kv_shared_layers": 2,
     "sliding_window": 20,
     "layer_types": ["sliding_attention", "full_attention"] * 2,
-    **_TOKEN_VECTORS,
+    **TOKEN_VECTORS,
 }
 _ROPE = {"rope_theta": 10_000.0, "factor": 4.0}
 
@@ -213,7 +214,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "gemma4_text": Family(
         "gemma4_text",
-        {"head_dim": 16, **_TOKEN_VECTORS, **_MIXED_LAYERS, "global_head_dim": 32},
+        {"head_dim": 16, **TOKEN_VECTORS, **_MIXED_LAYERS, "global_head_dim": 32},
     ),
     "gemma4_text_shared_kv": Family("gemma4_text", {**_SHARED_KV, "global_head_dim": 32}),
     "granite_swa": Family("granite_swa", {**_MIXED_LAYERS}),
@@ -240,7 +241,7 @@ FAMILIES: dict[str, Family] = {
         has_experts=True,
     ),
     # Mixtures of experts.
-    "afmoe": _experts("afmoe", head_dim=16, **_EXPERTS, **_MIXED_LAYERS),
+    "afmoe": _experts("afmoe", head_dim=16, num_dense_layers=1, **_EXPERTS, **_MIXED_LAYERS),
     "dots1": _experts("dots1", **_ROUTED_EXPERTS),
     "ernie4_5_moe": _experts(
         "ernie4_5_moe", moe_num_experts=4, moe_k=2, moe_intermediate_size=32, head_dim=16
@@ -249,9 +250,22 @@ FAMILIES: dict[str, Family] = {
     "glm4_moe": _experts("glm4_moe", head_dim=16, **_ROUTED_EXPERTS),
     "gpt_oss": _experts("gpt_oss", head_dim=16, **_LOCAL_EXPERTS, **_MIXED_LAYERS),
     "granitemoe": _experts("granitemoe", **_LOCAL_EXPERTS),
+    "granitemoehybrid_attention": _experts(
+        "granitemoehybrid", layer_types=["attention"] * 2, **_LOCAL_EXPERTS
+    ),
     "granitemoeshared": _experts("granitemoeshared", **_LOCAL_EXPERTS),
     "hunyuan_v1_moe": _experts("hunyuan_v1_moe", head_dim=16, num_experts=4, moe_topk=2),
     "jetmoe": _experts("jetmoe", kv_channels=16, **_LOCAL_EXPERTS),
+    "longcat_flash": _experts(
+        "longcat_flash",
+        **_LATENT,
+        num_layers=1,  # each holds two attention layers
+        ffn_hidden_size=96,
+        expert_ffn_hidden_size=32,
+        n_routed_experts=4,
+        zero_expert_num=1,
+        moe_topk=2,
+    ),
     "minimax_m2": _experts("minimax_m2", head_dim=16, **_LOCAL_EXPERTS),
     "mixtral": _experts("mixtral", sliding_window=20, **_LOCAL_EXPERTS),
     "olmoe": _experts("olmoe", **_EXPERTS),

@@ -29,6 +29,7 @@ def write_tiny_model(
     context_token_count_max: int = 2_048,
     layer_count: int = 2,
     initializer_range: float = 0.2,
+    kv_head_count: int = 2,
 ) -> Path:
     """Writes a random Llama: one token per byte, 258 tokens; the same for the same seed.
 
@@ -41,8 +42,8 @@ def write_tiny_model(
         hidden_size=64,
         intermediate_size=96,
         num_hidden_layers=layer_count,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        num_attention_heads=2 * kv_head_count,
+        num_key_value_heads=kv_head_count,
         max_position_embeddings=context_token_count_max,
         initializer_range=initializer_range,
         bos_token_id=None,

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from prefixd.kernels.layer_kv import LayerKv
 from prefixd.worker.attention.batch import AttentionBatch
-from prefixd.worker.attention.seam import LayerTraits, first_visible
+from prefixd.worker.attention.seam import LayerHeads, LayerTraits, first_visible
 
 
 class ReferenceBackend:
@@ -15,7 +15,7 @@ class ReferenceBackend:
 
     is_bitwise_reproducible = False
 
-    def refusal(self, traits: LayerTraits) -> str | None:
+    def refusal(self, heads: LayerHeads, traits: LayerTraits) -> str | None:
         """Serves every layer."""
         return None
 

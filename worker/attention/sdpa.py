@@ -17,7 +17,7 @@ from prefixd.kernels.layer_kv import LayerKv
 from prefixd.worker.attention.batch import AttentionBatch, SequenceRows
 from prefixd.worker.attention.cascade import DecodeCascade, build_cascade
 from prefixd.worker.attention.pages import ReadBuffer, Stretch, whole_stretch
-from prefixd.worker.attention.seam import LayerTraits, first_visible
+from prefixd.worker.attention.seam import LayerHeads, LayerTraits, first_visible
 
 QUERY_TILE_ROW_COUNT = 128
 
@@ -27,7 +27,7 @@ class SdpaBackend:
 
     is_bitwise_reproducible = False
 
-    def refusal(self, traits: LayerTraits) -> str | None:
+    def refusal(self, heads: LayerHeads, traits: LayerTraits) -> str | None:
         """Serves every layer."""
         return None
 

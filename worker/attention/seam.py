@@ -27,6 +27,16 @@ class LayerTraits:
     sinks: Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class LayerHeads:
+    """The heads of one layer; those of K and V are shared by equally many query heads."""
+
+    query_head_count: int
+    kv_head_count: int
+    key_width: int
+    value_width: int
+
+
 def first_visible(position: int, traits: LayerTraits) -> int:
     """The first position that a query at ``position`` sees: keys lie in (q - window, q]."""
     if traits.window_token_count is None:
@@ -59,7 +69,7 @@ class AttentionBackend(Protocol):
         """Whether a row's result is promised to depend on its own sequence only, to the bit."""
         ...
 
-    def refusal(self, traits: LayerTraits) -> str | None:
+    def refusal(self, heads: LayerHeads, traits: LayerTraits) -> str | None:
         """Why this backend cannot serve such a layer, or None where it can."""
         ...
 

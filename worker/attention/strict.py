@@ -22,7 +22,7 @@ from torch import Tensor
 from prefixd.kernels.layer_kv import LayerKv
 from prefixd.worker.attention.batch import AttentionBatch, SequenceRows
 from prefixd.worker.attention.pages import ReadBuffer
-from prefixd.worker.attention.seam import LayerTraits, first_visible
+from prefixd.worker.attention.seam import LayerHeads, LayerTraits, first_visible
 
 KEY_TILE_TOKEN_COUNT = 64
 QUERY_TILE_ROW_COUNT = 64
@@ -39,7 +39,7 @@ class StrictBackend:
 
     is_bitwise_reproducible = True
 
-    def refusal(self, traits: LayerTraits) -> str | None:
+    def refusal(self, heads: LayerHeads, traits: LayerTraits) -> str | None:
         """Serves every layer."""
         return None
 

@@ -13,7 +13,7 @@ from prefixd.kernels.attention import paged_attention
 from prefixd.kernels.layer_kv import LayerKv
 from prefixd.kernels.options import AttentionOptions
 from prefixd.kernels.planner import Planner, plan_sizes
-from prefixd.kernels.tiling import tiling_of_layer
+from prefixd.kernels.tiling import GROUP_SIZE_MAX, HEAD_WIDTH_MAX, tiling_of_layer
 from prefixd.kernels.work_buffers import (
     WorkBuffers,
     WorkTensors,
@@ -23,7 +23,7 @@ from prefixd.kernels.work_buffers import (
 from prefixd.kernels.work_list import PassLayout, PlanSizes
 from prefixd.worker.attention.batch import AttentionBatch
 from prefixd.worker.attention.registry import BackendUnavailable
-from prefixd.worker.attention.seam import LayerTraits
+from prefixd.worker.attention.seam import LayerHeads, LayerTraits
 
 PlannerKey: TypeAlias = tuple[int, PlanSizes]
 """Index of the KV group, and what its layers ask for."""
@@ -42,8 +42,20 @@ class TritonBackend:
             raise BackendUnavailable(name="triton", reason="this machine has no usable GPU")
         self._planners: dict[PlannerKey, Planner] = {}
 
-    def refusal(self, traits: LayerTraits) -> str | None:
-        """Serves every layer."""
+    def refusal(self, heads: LayerHeads, traits: LayerTraits) -> str | None:
+        """Serves layers whose heads the kernels have tiles for."""
+        width = max(heads.key_width, heads.value_width)
+        if width > HEAD_WIDTH_MAX:
+            return (
+                f"its heads of {width} elements are wider than the kernels' tiles of"
+                f" {HEAD_WIDTH_MAX}; --attention-backend torch takes them"
+            )
+        group_size = heads.query_head_count // heads.kv_head_count
+        if group_size > GROUP_SIZE_MAX:
+            return (
+                f"its {group_size} query heads per kv head are more than the {GROUP_SIZE_MAX} of"
+                " the kernels' tiles; --attention-backend torch takes them"
+            )
         return None
 
     def padded_row_count(self, token_count: int) -> int:

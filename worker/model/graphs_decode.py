@@ -95,6 +95,7 @@ class DecodeGraphs:
         recorder: GraphRecorder,
         *,
         row_count_max: int,
+        context_token_count_max: int,
     ) -> None:
         """Records nothing yet.
 
@@ -104,16 +105,14 @@ class DecodeGraphs:
             backend: of attention.
             recorder: of the device's work.
             row_count_max: sequences of a pass at most.
+            context_token_count_max: tokens of the longest sequence at most.
         """
         self._model = model
         self._kv = kv
         self._backend = backend
         self._recorder = recorder
         self._row_counts = row_counts(row_count_max)
-        slot_count_max = (kv.block_count - 1) * kv.block_size
-        self._context_token_counts = context_token_counts(
-            min(model.context_token_count_max, slot_count_max)
-        )
+        self._context_token_counts = context_token_counts(context_token_count_max)
         self._rows = StaticRows(
             row_count=row_count_max,
             group_count=len(model.groups),
@@ -133,6 +132,17 @@ class DecodeGraphs:
             for context in self._context_token_counts
         ]
         return tuple(sorted(sizes, reverse=True))
+
+    @property
+    def graph_count(self) -> int:
+        """Recordings that there are once all are made."""
+        return len(self.sizes) + len(self._row_counts)
+
+    def record_largest(self) -> None:
+        """Records what takes most memory, to see how much that is."""
+        with torch.inference_mode():
+            self._passes[self.sizes[0]] = self._record_pass(self.sizes[0])
+            self._draws[self._row_counts[-1]] = self._record_draws(self._row_counts[-1])
 
     def record(self) -> float:
         """Records every size; returns the seconds that it took. Stored KV stays what it is."""

@@ -60,6 +60,8 @@ def _config_reason(config: Any) -> str | None:
     text_config = config.get_text_config()
     if config.is_encoder_decoder:
         return "it is an encoder-decoder"
+    if _has_alibi(text_config):
+        return "its attention adds a bias by distance (ALiBi), which paged attention does not"
     for rope_type in _rope_types(getattr(text_config, "rope_parameters", None)):
         if rope_type in BATCH_DEPENDENT_ROPE_TYPES:
             return f"RoPE type {rope_type!r} depends on the longest position of the batch"
@@ -67,6 +69,12 @@ def _config_reason(config: Any) -> str | None:
         if layer_type not in SERVED_LAYER_TYPES:
             return f"layer {index} is of type {layer_type!r}, which paged KV does not hold"
     return None
+
+
+def _has_alibi(config: Any) -> bool:
+    """Whether a configuration says so: at its top, or among the settings of attention."""
+    settings = getattr(config, "attn_config", None)
+    return bool(getattr(config, "alibi", False) or getattr(settings, "alibi", False))
 
 
 def _rope_types(parameters: object) -> Iterator[str]:
@@ -94,4 +102,4 @@ def _layer_reason(layer: ProbedLayer, backend: AttentionBackend) -> str | None:
         return "its attention is not causal"
     if layer.unknown_arguments:
         return f"attention gets unknown arguments: {', '.join(layer.unknown_arguments)}"
-    return backend.refusal(layer.traits)
+    return backend.refusal(layer.heads, layer.traits)

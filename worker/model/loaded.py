@@ -34,6 +34,7 @@ class LoadedModel:
             the model serves token ids only.
         lora: the adapters that sequences can go through.
         folder: what the weights were read from; None: they are random.
+        rank_count: processes that the model is split over; this one has its heads' part of it.
     """
 
     name: str
@@ -50,6 +51,7 @@ class LoadedModel:
     tokenizer: Any | None
     lora: LoraSwitch
     folder: Path | None
+    rank_count: int = 1
 
     @property
     def page_geometry(self) -> tuple[LayerGeometry, ...]:

@@ -56,7 +56,8 @@ def load_split(
     """
     split = DistributedConfig(tp_size=rank_count, tp_plan="auto")
     network = load_network(folder, name=name, dtype=dtype, distributed_config=split)
-    return _guarded(network, name=name, backend=backend, folder=folder)
+    model = _guarded(network, name=name, backend=backend, folder=folder)
+    return replace(model, rank_count=rank_count)
 
 
 def load_config(folder: Path, *, name: str) -> Any:

@@ -53,6 +53,9 @@ _SIZE_LIMITS = {
     "shared_expert_intermediate_size": _INTERMEDIATE_SIZE_MAX,
     "ffn_dim": _INTERMEDIATE_SIZE_MAX,
     "sliding_window": _WINDOW_TOKEN_COUNT_MAX,
+    "attention_chunk_size": _WINDOW_TOKEN_COUNT_MAX,
+    "attention_window_size": _WINDOW_TOKEN_COUNT_MAX,
+    "window_size": _WINDOW_TOKEN_COUNT_MAX,
 }
 """Sizes of a configuration that the copy has no more than; none of them is attention's own."""
 _BLOCK_SIZE = 4

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prefixd.worker.attention.seam import LayerTraits
+from prefixd.worker.attention.seam import LayerHeads, LayerTraits
 from prefixd.worker.model.attention_hook import AttentionCall, AttentionContext
 from prefixd.worker.model.errors import ModelRefused
 from prefixd.worker.model.kv_cache import LayerGeometry
@@ -21,10 +21,16 @@ class ProbedLayer:
     """One attention call of the probe, in the order of the calls."""
 
     module: nn.Module
-    geometry: LayerGeometry
+    heads: LayerHeads
     traits: LayerTraits
     is_causal: bool
     unknown_arguments: tuple[str, ...]
+
+    @property
+    def geometry(self) -> LayerGeometry:
+        """Shape of its KV."""
+        heads = self.heads
+        return LayerGeometry(heads.kv_head_count, heads.key_width, heads.value_width)
 
 
 def probe_layers(
@@ -58,7 +64,8 @@ def probe_layers(
 def _layer_of(call: AttentionCall) -> ProbedLayer:
     return ProbedLayer(
         module=call.module,
-        geometry=LayerGeometry(
+        heads=LayerHeads(
+            query_head_count=call.query.shape[1],
             kv_head_count=call.keys.shape[1],
             key_width=call.keys.shape[2],
             value_width=call.values.shape[2],

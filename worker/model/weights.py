@@ -35,6 +35,9 @@ class ModelWeights:
         if path is None:
             raise WeightsUnusable(folder=Path(), reason="the model has no folder of its own")
         model = self._model
+        if model.rank_count > 1:
+            reason = f"a model that is split over {model.rank_count} ranks keeps those it has"
+            raise WeightsUnusable(folder=path, reason=reason)
         try:
             network = load_network(path, name=model.name, dtype=model.dtype)
         except (ModelUnavailable, ModelRefused) as error:

@@ -6,16 +6,16 @@ from typing import NoReturn
 from prefixd.worker.logs import json_logger
 from prefixd.worker.model.runner import ModelRunner
 from prefixd.worker.model_setup import settle
-from prefixd.worker.parallel.frames import (
+from prefixd.worker.parallel.frames import decode_work
+from prefixd.worker.parallel.group import find_store
+from prefixd.worker.parallel.loading import load_part
+from prefixd.worker.parallel.messages import (
     Answer,
     Assignment,
     decode_assignment,
     decode_number,
-    decode_work,
     encode_answer,
 )
-from prefixd.worker.parallel.group import find_store
-from prefixd.worker.parallel.loading import load_part
 
 LOG_LEVEL = "error"
 """Rank 0 tells the rest."""

@@ -1,15 +1,12 @@
-"""What rank 0 tells the other ranks and what they answer, as bytes: no pickle, no tensors."""
+"""What all ranks run, as bytes: no pickle, no tensors."""
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prefixd.worker.attention.batch import SequenceRows
-from prefixd.worker.config import ModelConfig
 from prefixd.worker.model.forward import BlockCopy, ForwardPass, GroupRows
 
 _ARRAYS_PER_GROUP = 4
@@ -17,62 +14,6 @@ _NUMBER = np.dtype("<i8")
 
 Work: TypeAlias = ForwardPass | tuple[BlockCopy, ...]
 """A pass, or copies alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """The first thing that a rank is told.
-
-    Attributes:
-        rank: its own, from 1.
-        store_port: where on this machine the ranks find one another.
-        model: what all ranks load; it has no adapters.
-    """
-
-    rank: int
-    store_port: int
-    model: ModelConfig
-
-
-def encode_assignment(assignment: Assignment) -> bytes:
-    """An assignment as JSON."""
-    assert not assignment.model.loras, "adapters are refused before"
-    return json.dumps(asdict(assignment)).encode()
-
-
-def decode_assignment(frame: bytes) -> Assignment:
-    """The inverse of `encode_assignment`."""
-    fields = json.loads(frame)
-    model = ModelConfig(**{**fields.pop("model"), "loras": ()})
-    return Assignment(model=model, **fields)
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a rank answers: a number where one was asked for, or why it ends."""
-
-    number: int = 0
-    failure: str = ""
-
-
-def encode_answer(answer: Answer) -> bytes:
-    """An answer as JSON."""
-    return json.dumps(asdict(answer)).encode()
-
-
-def decode_answer(frame: bytes) -> Answer:
-    """The inverse of `encode_answer`."""
-    return Answer(**json.loads(frame))
-
-
-def encode_number(number: int) -> bytes:
-    """A number that every rank needs."""
-    return str(number).encode()
-
-
-def decode_number(frame: bytes) -> int:
-    """The inverse of `encode_number`."""
-    return int(frame)
 
 
 def encode_work(work: Work) -> bytes:

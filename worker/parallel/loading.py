@@ -9,7 +9,7 @@ from prefixd.worker.attention.seam import AttentionBackend
 from prefixd.worker.config import ConfigInvalid, ModelConfig
 from prefixd.worker.model.loaded import LoadedModel
 from prefixd.worker.model.runner import ModelRunner
-from prefixd.worker.model_setup import Setting, fitting_block_count, make_runner
+from prefixd.worker.model_setup import Setting, fitting_pool, make_runner
 from prefixd.worker.parallel.group import join_group
 
 
@@ -22,8 +22,12 @@ class Part:
     config: ModelConfig
 
     def fitting_block_count(self) -> int:
-        """Blocks that this rank's memory has room for; each holds this rank's heads only."""
-        return fitting_block_count(self.model, self.config)
+        """Blocks that this rank's memory has room for; each holds this rank's heads only.
+
+        Raises:
+            ConfigInvalid: there is no room for those that were asked for.
+        """
+        return fitting_pool(self.model, self.backend, self.config).block_count
 
     def runner(self, *, block_count: int) -> ModelRunner:
         """Makes the pool.
@@ -31,7 +35,9 @@ class Part:
         Raises:
             ConfigInvalid: it does not fit the memory.
         """
-        return make_runner(self.model, self.backend, self.config, block_count=block_count)
+        return make_runner(
+            self.model, self.backend, self.config, block_count=block_count, report=_report_nothing
+        )
 
 
 def rank_device(device: torch.device, *, rank: int, rank_count: int) -> torch.device:
@@ -82,3 +88,7 @@ def load_part(config: ModelConfig, setting: Setting, *, rank: int, store: TCPSto
         dtype=setting.dtype,
     )
     return Part(model, setting.backend, config)
+
+
+def _report_nothing(_line: str) -> None:
+    """All ranks are alike, and rank 0 has told what there is to tell."""

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from concurrent import futures
 from multiprocessing.connection import Connection, Pipe, wait
 from queue import SimpleQueue
-from typing import NoReturn
+from types import TracebackType
+from typing import NoReturn, Self
 
 from prefixd.worker.errors import WorkerBroken
-from prefixd.worker.parallel.frames import Answer, decode_answer
+from prefixd.worker.parallel.messages import Answer, decode_answer
 
 MODULE = "prefixd.worker.parallel"
 END_TIMEOUT_S = 5.0
@@ -48,6 +49,19 @@ class Ranks:
             self._start(rank)
         self._receiver = threading.Thread(target=self._receive, name="ranks", daemon=True)
         self._receiver.start()
+
+    def __enter__(self) -> Self:
+        """Nothing: they run."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Ends them."""
+        self.close()
 
     @property
     def process_ids(self) -> tuple[int, ...]:
@@ -111,14 +125,14 @@ class Ranks:
         """
         await asyncio.shield(asyncio.wrap_future(self._lost))
 
-    def close(self) -> None:
-        """Lets the ranks go, and ends those that do not go; again is harmless."""
+    def close(self, *, timeout_s: float = END_TIMEOUT_S) -> None:
+        """Lets the ranks go, and kills those that have not gone in time; again is harmless."""
         self._is_closing = True
         for commands in self._commands:
             commands.close()
         for process in self._processes:
             try:
-                process.wait(END_TIMEOUT_S)
+                process.wait(timeout_s)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

@@ -1,8 +1,7 @@
 """Rank 0's part of every pass, with the other ranks led through theirs."""
 
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import NoReturn, Self, TypeVar
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -34,19 +33,6 @@ class ParallelRunner:
         self._runner = runner
         self._ranks = ranks
 
-    def __enter__(self) -> Self:
-        """Nothing: the ranks run."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Ends the other ranks."""
-        self._ranks.close()
-
     @property
     def model(self) -> LoadedModel:
         """Rank 0's part."""
@@ -56,14 +42,6 @@ class ParallelRunner:
     def kv(self) -> PagedKv:
         """The pool of rank 0: its heads of every block."""
         return self._runner.kv
-
-    async def watch(self) -> NoReturn:
-        """Waits until a rank is lost.
-
-        Raises:
-            RankLost: it is.
-        """
-        await self._ranks.watch()
 
     @property
     def has_graphs(self) -> bool:

@@ -6,16 +6,23 @@ from dataclasses import replace
 from prefixd.worker.config import ConfigInvalid, ModelConfig
 from prefixd.worker.model.errors import ModelRefused, ModelUnavailable
 from prefixd.worker.model_setup import Setting, settle
-from prefixd.worker.parallel.frames import Assignment, encode_assignment, encode_number
 from prefixd.worker.parallel.group import open_store
 from prefixd.worker.parallel.loading import load_part, rank_device
+from prefixd.worker.parallel.messages import Assignment, encode_assignment, encode_number
 from prefixd.worker.parallel.plan import check_split
 from prefixd.worker.parallel.ranks import Ranks
 from prefixd.worker.parallel.runner import ParallelRunner
 
 
-def load_parallel_runner(config: ModelConfig, *, report: Callable[[str], None]) -> ParallelRunner:
-    """Loads the model over several processes; ``report`` gets a line before a download.
+def load_parallel_runner(
+    config: ModelConfig, ranks: Ranks, *, report: Callable[[str], None]
+) -> ParallelRunner:
+    """Loads the model over this process and others.
+
+    Args:
+        config: of the model.
+        ranks: the others, just started.
+        report: gets a line before a download.
 
     Raises:
         ConfigInvalid: an option is out of range, or there are too few GPUs.
@@ -23,17 +30,9 @@ def load_parallel_runner(config: ModelConfig, *, report: Callable[[str], None]) 
         ModelUnavailable: the model's files are not to be had.
         RankLost: a rank ended or failed.
     """
-    assert config.rank_count > 1, "one rank needs none of this"
-    config.check()
-    # First of all: their imports take seconds, and run beside this process' own.
-    ranks = Ranks(config.rank_count)
-    try:
-        setting = settle(config, report=report)
-        _check_whole(config, setting)
-        return _load(config, setting, ranks)
-    except BaseException:
-        ranks.close()
-        raise
+    setting = settle(config, report=report)
+    _check_whole(config, setting)
+    return _load(config, setting, ranks)
 
 
 def _check_whole(config: ModelConfig, setting: Setting) -> None:

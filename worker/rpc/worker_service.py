@@ -34,6 +34,7 @@ class WorkerDescription:
     dtype: str
     kv_dtype: str
     token_byte_count: int
+    rank_count: int
     block_count: int
     block_size: int
     context_token_count_max: int
@@ -100,6 +101,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             dtype=description.dtype,
             kv_dtype=description.kv_dtype,
             token_byte_count=description.token_byte_count,
+            rank_count=description.rank_count,
             block_count=description.block_count,
             block_size=description.block_size,
             context_token_count_max=description.context_token_count_max,

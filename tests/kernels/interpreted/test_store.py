@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from prefixd.kernels import reference, store
-from prefixd.kernels.layer_kv import FP8_DTYPE, QUANTIZED_MAXIMA, LayerKv
+from prefixd.kernels.layer_kv import FP8_DTYPE, QUANTIZED_MAXIMA, LayerKv, dequantize
 
 BLOCK_SIZE = 4
 SLOT_COUNT = 48
@@ -24,18 +24,12 @@ def make_layer(dtype: torch.dtype, *, key_width: int = 16, value_width: int = 16
     )
 
 
-def tensors_of(layer: LayerKv) -> list[Tensor]:
-    """Everything that a store may change."""
-    tensors = [layer.keys, layer.values, layer.key_scales, layer.value_scales]
-    return [tensor for tensor in tensors if tensor is not None]
-
-
 def check(layer: LayerKv, twin: LayerKv, keys: Tensor, values: Tensor, slots: list[int]) -> None:
     """Kernel and twin leave the same bits."""
     at = torch.tensor(slots)
     store.store_kv(layer, keys=keys, values=values, slots=at, block_size=BLOCK_SIZE)
     reference.store_kv(twin, keys=keys, values=values, slots=at, block_size=BLOCK_SIZE)
-    for actual, expected in zip(tensors_of(layer), tensors_of(twin), strict=True):
+    for actual, expected in zip(layer.tensors, twin.tensors, strict=True):
         assert torch.equal(expected.view(torch.uint8), actual.view(torch.uint8))
 
 
@@ -81,6 +75,22 @@ def test_8_bit_zeros_stay_zeros(kv_dtype: torch.dtype) -> None:
     layer = make_layer(kv_dtype)
     check(layer, make_layer(kv_dtype), keys, keys, [5, 9])
     assert not layer.keys[[5, 9]].float().any()
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.int8, FP8_DTYPE])
+@pytest.mark.parametrize("element", [torch.nan, torch.inf])
+def test_no_number_is_read_from_a_head_that_is_not_finite(
+    kv_dtype: torch.dtype, element: float
+) -> None:
+    """Zeros of an infinite scale, which are NaN."""
+    keys = torch.ones(2, 2, 16)
+    keys[1, 0, 5] = element
+    layer = make_layer(kv_dtype)
+    check(layer, make_layer(kv_dtype), keys, keys, [5, 9])
+    assert layer.key_scales is not None
+    read = dequantize(layer.keys[[5, 9]], layer.key_scales[[5, 9]])
+    assert read[1, 0].isnan().all()
+    assert torch.equal(read[1, 1], read[0, 0])
 
 
 def test_padding_rows_write_nothing() -> None:

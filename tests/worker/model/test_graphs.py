@@ -43,7 +43,12 @@ class Recorded:
         self.recorded_kv, self.plain_kv = _pool(model), _pool(model)
         backend = DenseBackend()
         self.graphs = DecodeGraphs(
-            model, self.recorded_kv, backend, self.recorder, row_count_max=ROW_COUNT_MAX
+            model,
+            self.recorded_kv,
+            backend,
+            self.recorder,
+            row_count_max=ROW_COUNT_MAX,
+            context_token_count_max=model.context_token_count_max,
         )
         self.graphs.record()
         self.recorded = ModelRunner(model, self.recorded_kv, backend, self.graphs)
@@ -155,7 +160,10 @@ def test_recording_writes_to_the_padding_block_only(llama: LoadedModel) -> None:
     for page in range(kv.page_count):
         kv.layer(page).keys.fill_(3.0)
     backend = DenseBackend()
-    DecodeGraphs(llama, kv, backend, CpuRecorder(), row_count_max=2).record()
+    graphs_of_two = DecodeGraphs(
+        llama, kv, backend, CpuRecorder(), row_count_max=2, context_token_count_max=100
+    )
+    graphs_of_two.record()
     for page in range(kv.page_count):
         assert (kv.layer(page).keys[1:] == 3.0).all()
 

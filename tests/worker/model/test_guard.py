@@ -14,11 +14,18 @@ from prefixd.kernels.layer_kv import LayerKv
 from prefixd.worker.attention.batch import AttentionBatch
 from prefixd.worker.attention.registry import create_backend
 from prefixd.worker.attention.sdpa import SdpaBackend
-from prefixd.worker.attention.seam import AttentionBackend, AttentionPlan, LayerTraits
+from prefixd.worker.attention.seam import (
+    AttentionBackend,
+    AttentionPlan,
+    LayerHeads,
+    LayerTraits,
+)
+from prefixd.worker.model.attention_hook import register_attention
 from prefixd.worker.model.errors import ModelRefused, ModelUnavailable
 from prefixd.worker.model.loader import load_folder
-from prefixd.worker.model.numeric_probe import reduced_config
-from tests.support.backends import every_backend
+from prefixd.worker.model.numeric_probe import check_numbers, reduced_config
+from tests.support.backends import every_backend, needs_triton
+from tests.support.families import FAMILIES, GPT_SHAPE, TOKEN_VECTORS, Family
 from tests.support.models import (
     CONFIGS,
     CPU,
@@ -28,79 +35,125 @@ from tests.support.models import (
     random_model,
 )
 
-_SMALL: dict[str, Any] = {
-    "vocab_size": 128,
+_LONG_FACTORS = {
+    "original_max_position_embeddings": 128,
+    "short_factor": [1.0] * 8,
+    "long_factor": [2.0] * 8,
+}
+_BLOOM_SHAPE = {"vocab_size": 160, "hidden_size": 64, "n_layer": 2, "n_head": 4}
+_FALCON_SHAPE = {
+    "vocab_size": 160,
     "hidden_size": 64,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
 }
-_ROPE = {"rope_theta": 10_000.0, "factor": 2.0}
-_FACTORS = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+_GPT_NEO_SHAPE = {"vocab_size": 160, "hidden_size": 64, "num_layers": 2, "num_heads": 4}
+_MPT_SHAPE = {"vocab_size": 160, "d_model": 64, "n_layers": 2, "n_heads": 4}
+_RECURRENT = "layer 0 is of type 'linear_attention', which paged KV does not hold"
+_NEVER_CALLED = "calls attention 0 times, but it has 2 layers"
 
 
-def _alibi_config() -> Any:
-    return transformers.BloomConfig(vocab_size=128, hidden_size=64, n_layer=2, n_head=4)
+def _rope(rope_type: str, **settings: Any) -> dict[str, Any]:
+    settings = {"rope_type": rope_type, "rope_theta": 10_000.0, "factor": 2.0, **settings}
+    return {"rope_parameters": settings}
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[Family, str]] = {
+    # Keys that depend on the neighbours in a batch.
     "dynamic_rope": (
-        lambda: llama_config(rope_parameters={"rope_type": "dynamic", **_ROPE}),
-        "RoPE type 'dynamic' depends on the longest position",
+        Family("llama", _rope("dynamic")),
+        "RoPE type 'dynamic' depends on the longest position of the batch",
     ),
     "longrope": (
-        lambda: llama_config(
-            rope_parameters={
-                "rope_type": "longrope",
-                "original_max_position_embeddings": 128,
-                **_ROPE,
-                **_FACTORS,
-            }
-        ),
-        "RoPE type 'longrope' depends on the longest position",
+        Family("phi3", _rope("longrope", **_LONG_FACTORS)),
+        "RoPE type 'longrope' depends on the longest position of the batch",
     ),
-    "linear_attention": (
-        lambda: transformers.Qwen3NextConfig(
-            **_SMALL, layer_types=["linear_attention", "full_attention"]
-        ),
-        "layer 0 is of type 'linear_attention'",
-    ),
-    "chunked_attention": (
-        lambda: transformers.Llama4TextConfig(**_SMALL, attention_chunk_size=8),
-        "layer 0 is of type 'chunked_attention'",
-    ),
-    "state_space": (
-        lambda: transformers.MambaConfig(vocab_size=128, hidden_size=64, num_hidden_layers=2),
-        "layer 0 is of type 'linear_attention'",
-    ),
-    "encoder_decoder": (
-        lambda: transformers.T5Config(vocab_size=128, d_model=64, num_layers=2, num_heads=4),
-        "encoder-decoder",
-    ),
-    "not_causal": (
-        lambda: transformers.BertConfig(**_SMALL, intermediate_size=64),
+    # Other masks than full and sliding ones.
+    "bert": (Family("bert"), "layer 0: its attention is not causal"),
+    "gemma3_text_both_ways": (
+        Family("gemma3_text", {"head_dim": 16, "use_bidirectional_attention": True}),
         "layer 0: its attention is not causal",
     ),
-    "own_attention": (
-        lambda: transformers.FalconConfig(**_SMALL),
-        "attention cannot be replaced",
+    "gemma4_text_both_ways": (
+        Family("gemma4_text", {"use_bidirectional_attention": "all", **TOKEN_VECTORS}),
+        "layer 0: its attention is not causal",
     ),
-    "attention_never_called": (
-        _alibi_config,
-        "calls attention 0 times, but it has 2 layers",
+    "llama4_text": (
+        Family("llama4_text", {"attention_chunk_size": 8}),
+        "layer 0 is of type 'chunked_attention'",
     ),
+    "deepseek_v32": (Family("deepseek_v32"), "layer 0 is of type 'indexed_attention'"),
+    "doge": (Family("doge"), "layer 0: attention gets unknown arguments: attention_mask"),
+    "gpt_neo": (
+        Family("gpt_neo", {"attention_types": [[["global", "local"], 1]]}, shape=_GPT_NEO_SHAPE),
+        "its attention cannot be replaced: 'prefixd_paged' is unknown to it",
+    ),
+    "phimoe_window": (
+        # Its masks have a window of which its attention is not told.
+        Family("phimoe", {"sliding_window": 8, "num_local_experts": 4}),
+        r"paged attention and the model's own differ by .*, above 1e-04",
+    ),
+    # Biases by distance.
+    "bloom": (Family("bloom", shape=_BLOOM_SHAPE), _NEVER_CALLED),
+    "falcon_alibi": (Family("falcon", {"alibi": True}, _FALCON_SHAPE), r"\(ALiBi\)"),
+    "mpt": (Family("mpt", shape=_MPT_SHAPE), r"\(ALiBi\)"),
+    # Code of their own around attention.
+    "falcon": (
+        Family("falcon", shape=_FALCON_SHAPE),
+        "its attention cannot be replaced: 'prefixd_paged' is unknown to it",
+    ),
+    "diffllama": (Family("diffllama"), "calls attention 4 times, but it has 2 layers"),
+    "hrm_text": (Family("hrm_text"), r"its \d+ layers share \d attention modules"),
+    "openai-gpt": (Family("openai-gpt", shape=GPT_SHAPE), _NEVER_CALLED),
+    "xglm": (
+        Family("xglm", {"d_model": 64, "num_layers": 2, "attention_heads": 4, "ffn_dim": 96}),
+        _NEVER_CALLED,
+    ),
+    # State that is no KV, in some layers or in all.
+    "bamba": (Family("bamba"), _RECURRENT),
+    "falcon_h1": (Family("falcon_h1"), "layer 0 is of type 'hybrid'"),
+    "falcon_mamba": (Family("falcon_mamba"), _RECURRENT),
+    "granitemoehybrid": (
+        Family("granitemoehybrid", {"layer_types": ["mamba", "attention"]}),
+        _RECURRENT,
+    ),
+    "jamba": (Family("jamba"), _RECURRENT),
+    "lfm2": (
+        Family("lfm2", {"layer_types": ["conv", "full_attention"]}),
+        "layer 0 is of type 'conv'",
+    ),
+    "mamba": (Family("mamba"), _RECURRENT),
+    "nemotron_h": (Family("nemotron_h"), _RECURRENT),
+    "qwen3_next": (
+        Family("qwen3_next", {"layer_types": ["linear_attention", "full_attention"]}),
+        _RECURRENT,
+    ),
+    "recurrent_gemma": (Family("recurrent_gemma"), _RECURRENT),
+    "rwkv": (Family("rwkv", {"context_length": 128}), _NEVER_CALLED),
+    # Two stacks.
+    "bart": (Family("bart", {"d_model": 64}), "it is an encoder-decoder"),
+    "t5": (Family("t5", {"d_model": 64}), "it is an encoder-decoder"),
 }
 
 
-@pytest.mark.parametrize("name", sorted(REFUSED))
+@pytest.mark.parametrize("name", REFUSED)
 def test_model_is_refused_with_its_reason(name: str) -> None:
-    """Each kind that would be silently wrong is named."""
-    config, reason = REFUSED[name]
+    """Each family that would be silently wrong is refused, by name."""
+    family, reason = REFUSED[name]
     with pytest.raises(ModelRefused, match=reason) as raised:
-        random_model(config())
-    assert raised.value.model_name in str(raised.value)
+        random_model(family.config())
+    assert str(raised.value).startswith(f"model {family.model_type!r} is refused: ")
+
+
+def test_a_mask_that_no_configuration_told_of_shows_in_the_numbers() -> None:
+    """Chunked attention is refused by its layer type; without that, the probe would find it."""
+    family = Family(
+        "llama4_text",
+        {"attention_chunk_size": 8, "intermediate_size_mlp": 96, "num_local_experts": 2},
+    )
+    register_attention()
+    with pytest.raises(ModelRefused, match=r"differ by .*, above 1e-04"):
+        check_numbers(family.config(), SdpaBackend(), device=CPU, model_name="subject")
 
 
 @pytest.mark.parametrize("backend", every_backend())
@@ -110,11 +163,45 @@ def test_served_families_pass(family: str, backend: str) -> None:
     assert len(_load(CONFIGS[family](), create_backend(backend)).geometry) == 3
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["reference", "strict"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_passes_on_exact_backends(family: str, backend: str) -> None:
+    """All but mixtures of experts where bitwise equality is promised."""
+    chosen = create_backend(backend)
+    if FAMILIES[family].has_experts and chosen.is_bitwise_reproducible:
+        with pytest.raises(ModelRefused, match="not bitwise reproducible"):
+            _load(FAMILIES[family].config(), chosen)
+    else:
+        assert _load(FAMILIES[family].config(), chosen).geometry
+
+
 def test_experts_are_refused_where_bitwise_equality_is_promised() -> None:
     """Routing decides which rows share a matrix product, so neighbours change the last bits."""
     assert random_model(gpt_oss_config()).geometry
     with pytest.raises(ModelRefused, match="not bitwise reproducible"):
         _load(gpt_oss_config(), create_backend("strict"))
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"head_dim": 272}, "heads of 272 elements are wider than the kernels' tiles of 256"),
+        (
+            {"head_dim": 8, "num_attention_heads": 65, "num_key_value_heads": 1},
+            "its 65 query heads per kv head are more than the 64 of the kernels' tiles",
+        ),
+    ],
+    ids=["wide_heads", "many_heads"],
+)
+def test_triton_refuses_heads_without_tiles(settings: dict[str, Any], reason: str) -> None:
+    """The error names the layer, the heads and the limit, and who takes them."""
+    config = llama_config(**settings)
+    message = f"'subject' is refused: layer 0: {reason}; --attention-backend torch takes them"
+    with pytest.raises(ModelRefused, match=message):
+        _load(config, create_backend("triton"))
+    assert _load(config, create_backend("torch")).geometry
 
 
 @pytest.mark.parametrize(
@@ -200,8 +287,8 @@ class _ChangedWindow:
         self._window_of = window_of
         self._inner = SdpaBackend()
 
-    def refusal(self, traits: LayerTraits) -> str | None:
-        return self._inner.refusal(traits)
+    def refusal(self, heads: LayerHeads, traits: LayerTraits) -> str | None:
+        return self._inner.refusal(heads, traits)
 
     def padded_row_count(self, token_count: int) -> int:
         return self._inner.padded_row_count(token_count)
@@ -225,7 +312,7 @@ class _ChangedWindow:
 class _WithoutSoftcap(SdpaBackend):
     """A backend that lacks a feature."""
 
-    def refusal(self, traits: LayerTraits) -> str | None:
+    def refusal(self, heads: LayerHeads, traits: LayerTraits) -> str | None:
         return None if traits.softcap is None else "no soft caps here"
 
 

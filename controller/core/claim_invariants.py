@@ -1,0 +1,42 @@
+"""The invariants of claims and bands (S20), as code."""
+
+from collections import Counter
+
+from prefixd.controller.core.errors import InvariantBroken
+from prefixd.controller.core.free_order import CachedRun
+from prefixd.controller.core.node import Node
+from prefixd.controller.core.state import PoolState
+
+
+def check(state: PoolState, nodes: list[Node]) -> None:
+    """Check that every run has the band that follows from the claims. Raises InvariantBroken."""
+    for segment, band in state.order.bands():
+        if not isinstance(segment, CachedRun):
+            continue
+        _require(segment.band == band, "an idle run stands in another band than its own")
+        if state.claims.has_bands:
+            _require(
+                segment.claims is not None and segment.claims.band == band,
+                "an idle run stands in another band than is claimed",
+            )
+    for node in nodes:
+        claims = node.lane.claims
+        behind = Counter(
+            child.lane.claims.band
+            for child in node.children.values()
+            if child.lane.claims is not None and child.lane.claims.band is not None
+        )
+        if claims is None:
+            _require(not behind, "claims behind a run are unknown to it")
+            continue
+        _require(claims.bands_behind == behind, "the bands behind a run are counted wrong")
+        _require(
+            claims.claim is None or claims.claim.run is node.lane,
+            "a claim stands at another run than it says",
+        )
+        _require(claims.band == state.claims.band_of(claims), "a run's band is not the highest")
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise InvariantBroken(message)
