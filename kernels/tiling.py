@@ -71,7 +71,7 @@ _TILES = {
 HEAD_WIDTH_MAX = 256
 """The widest head that has tiles."""
 
-GROUP_SIZE_MAX = 64
+GROUP_SIZE_MAX = 128
 """Most query heads per kv head: all of them stand beside one query row in a tile."""
 
 

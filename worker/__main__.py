@@ -86,7 +86,7 @@ if TYPE_CHECKING:
     from prefixd.worker.execution import Runner
     from prefixd.worker.server import Watch
 
-LIMITS_DEFAULT = SchedulerLimits()
+LIMITS = SchedulerLimits()
 USAGE_ERRORS = (ConfigInvalid, LimitInvalid, AddressInvalid, TlsUnusable, LoraSourceInvalid)
 """What is wrong with options."""
 
@@ -125,11 +125,9 @@ def main(
     kv_dtype: KvDtypeOption = "auto",
     threads: ThreadsOption = 1,
     tensor_parallel: TensorParallelOption = 1,
-    chunk_token_count_max: ChunkTokenCountMaxOption = LIMITS_DEFAULT.chunk_token_count_max,
-    running_sequence_count_max: RunningSequenceCountMaxOption = (
-        LIMITS_DEFAULT.running_sequence_count_max
-    ),
-    token_budget: TokenBudgetOption = LIMITS_DEFAULT.token_budget,
+    chunk_token_count_max: ChunkTokenCountMaxOption = LIMITS.chunk_token_count_max,
+    running_sequence_count_max: RunningSequenceCountMaxOption = LIMITS.running_sequence_count_max,
+    token_budget: TokenBudgetOption = LIMITS.token_budget,
     lease_ms: LeaseMsOption = 0,
     controller_wait_s: ControllerWaitSOption = CONTROLLER_WAIT_S_DEFAULT,
     log_level: LogLevelOption = "info",
@@ -137,11 +135,7 @@ def main(
     """Run a worker: it holds the paged KV of one model and generates answers with it."""
     with _telling_failures():
         log = _log(log_level)
-        limits = SchedulerLimits(
-            chunk_token_count_max=chunk_token_count_max,
-            running_sequence_count_max=running_sequence_count_max,
-            token_budget=token_budget,
-        )
+        limits = SchedulerLimits(chunk_token_count_max, running_sequence_count_max, token_budget)
         model_config = ModelConfig(
             model=model,
             attention_backend=attention_backend,
@@ -171,9 +165,8 @@ def main(
             lease_ms=lease_ms or None,
             controller_wait_s=controller_wait_s,
         )
-        is_idle = _run(config, model_config, log)
-    if not is_idle:
-        _exit_at_once(0)
+        if not _run(config, model_config, log):
+            _exit_at_once(0)
 
 
 @contextmanager

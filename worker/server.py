@@ -21,6 +21,7 @@ from prefixd.worker.errors import WorkerBroken
 from prefixd.worker.execution import ModelPassRunner, PassRunner, Runner
 from prefixd.worker.limits import MESSAGE_BYTES_MAX
 from prefixd.worker.logs import Log
+from prefixd.worker.model.kv_cache import PagedKv
 from prefixd.worker.model.weights import ModelWeights
 from prefixd.worker.plan_check import PoolShape
 from prefixd.worker.prompt import PromptReader
@@ -264,7 +265,7 @@ def _pool_description(config: WorkerConfig, runner: Runner) -> PoolDescription:
         block_count=kv.block_count,
         block_size=kv.block_size,
         groups=model.groups,
-        kv_format=_kv_format(kv.dtype, model.rank_count),
+        kv_format=_kv_format(kv, model.rank_count),
         vocabulary_size=model.vocabulary_size,
         model_version=config.model_version,
         sub_block_reuse=config.sub_block_reuse,
@@ -297,9 +298,11 @@ def _worker_description(
     )
 
 
-def _kv_format(dtype: torch.dtype, rank_count: int) -> str:
+def _kv_format(kv: PagedKv, rank_count: int) -> str:
     """Names what a page holds: two pools with one name could exchange blocks."""
-    whole = f"{_dtype_name(dtype)} slot-major"
+    whole = f"{_dtype_name(kv.dtype)} slot-major"
+    if kv.is_quantized:
+        whole += ", a scale per token and head"
     return whole if rank_count == 1 else f"{whole}, heads over {rank_count} ranks"
 
 

@@ -98,12 +98,14 @@ def copy_tail(
 
 
 def keep_source(state: PoolState, step: StepContext, partial: PartialMatch) -> Lane:
-    """Keep a partially matched block for this step; the hit refreshes it (S18, S22).
+    """Keep a partially matched place's blocks for this step; the hit refreshes them (S18, S22).
 
-    The match in front of it must be held already. Returns the block's own lane.
+    The match in front of it must be held already. Returns the first group's block's own lane.
     """
     lane = state.index.isolate(partial)
     state.supply.keep_source(lane, now_ms=step.now_ms, step_id=step.step_id)
+    for block in partial.window_sources.values():
+        state.windows.keep_source(block, now_ms=step.now_ms, step_id=step.step_id)
     return lane
 
 
@@ -113,19 +115,28 @@ def copy_partial(
     sequence: Sequence,
     partial: PartialMatch,
     source: Lane,
-    target_block_id: int,
-) -> BlockCopy:
-    """Return the copy of a partial match into the block that comes next in the table."""
-    state.supply.note_target(target_block_id)
+    block_index: int,
+) -> tuple[BlockCopy, ...]:
+    """Return the copies of a partial match into the new blocks at a place of the tables."""
     state.columns.planned_step_id[sequence.row] = step.step_id
     step.copy_count += 1
-    return BlockCopy(
-        handle=sequence.handle,
-        group_index=0,
-        source_block_id=BlockId(source.block_ids[0]),
-        target_block_id=BlockId(target_block_id),
-        token_count=partial.token_count,
-        block_index=sequence.block_count,
+    target_block_id = sequence.private_block_ids[block_index - sequence.indexed_count]
+    state.supply.note_target(target_block_id)
+    ends = [(0, source.block_ids[0], target_block_id)]
+    for group_index, block in partial.window_sources.items():
+        target = sequence.window_tables[group_index].blocks[block_index]
+        assert target is not None, "new blocks stand at the end of a table"
+        ends.append((group_index, block.block_id, target.block_id))
+    return tuple(
+        BlockCopy(
+            handle=sequence.handle,
+            group_index=group_index,
+            source_block_id=BlockId(source_block_id),
+            target_block_id=BlockId(target_block_id),
+            token_count=partial.token_count,
+            block_index=block_index,
+        )
+        for group_index, source_block_id, target_block_id in ends
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from prefixd.controller.core.node import Node
@@ -10,13 +11,18 @@ from prefixd.controller.core.window_blocks import WindowBlock
 
 @dataclass(frozen=True, slots=True)
 class PartialMatch:
-    """The first `token_count` tokens of a node's block, which follow a match."""
+    """The first `token_count` tokens of a node's block, which follow a match.
+
+    `window_sources` maps each window group to its block of the same place; `idle_count` counts the
+    blocks to copy from that could be handed out instead.
+    """
 
     node: Node
     offset: int
     token_count: int
     is_published: bool
-    is_idle: bool
+    idle_count: int
+    window_sources: Mapping[int, WindowBlock]
 
 
 @dataclass(slots=True)
@@ -25,7 +31,7 @@ class Match:
 
     `last_count` blocks of the last node match; `published_count` counts the leading written blocks,
     `idle_count` those that could be handed out instead: nobody holds them or withholds them (S22).
-    The block of a partial match counts there too. `window_blocks` maps each window group to the
+    The blocks of a partial match count there too. `window_blocks` maps each window group to the
     matched blocks of its last window, by table index.
     """
 

@@ -15,6 +15,7 @@ from prefixd.controller.core.node import Lane, Node
 from prefixd.controller.core.sequences import TOKEN_BYTES
 from prefixd.controller.core.state import PoolState
 from prefixd.controller.core.step_log import EXECUTED
+from prefixd.controller.core.window_blocks import WindowPlace
 
 
 def find_prefix(
@@ -33,21 +34,20 @@ def find_prefix(
     token_count_max = len(packed_tokens) // TOKEN_BYTES - 1
     block_size = state.spec.block_size
     if state.windows.count:
-        return _find_agreed(state, keys, packed_tokens, start_block, leaf)
-    match = state.index.match(
-        keys,
-        packed_tokens,
-        end_block=token_count_max // block_size,
-        start_block=start_block,
-        leaf=leaf,
-    )
-    if state.spec.sub_block_reuse and token_count_max > 0:
-        start = (start_block + match.block_count) * block_size
-        next_tokens = packed_tokens[start * TOKEN_BYTES : token_count_max * TOKEN_BYTES]
-        partial = _find_partial(state, keys, next_tokens, match, leaf, step_id)
+        match = _find_agreed(state, keys, packed_tokens, start_block, leaf)
+    else:
+        match = state.index.match(
+            keys,
+            packed_tokens,
+            end_block=token_count_max // block_size,
+            start_block=start_block,
+            leaf=leaf,
+        )
+    if state.spec.sub_block_reuse:
+        partial = _find_partial(state, keys, packed_tokens, match, leaf, step_id)
         if partial is not None:
             match.partial = partial
-            match.idle_count += partial.is_idle
+            match.idle_count += partial.idle_count
     return match
 
 
@@ -74,24 +74,31 @@ def _find_agreed(
 def _find_partial(
     state: PoolState,
     keys: SequenceKeys,
-    next_tokens: bytes,
+    packed_tokens: bytes,
     match: Match,
     leaf: Node | None,
     step_id: StepId,
 ) -> PartialMatch | None:
     """Find the block behind a match with the most leading tokens in common; the oldest of equals.
 
-    A block counts only where an earlier step scheduled it: copies are made before the forward pass.
-    Costs time in proportion to the branches behind the match.
+    A block counts only where an earlier step scheduled it: copies are made before the forward pass;
+    and only where every window group has the block too (S23). Costs time in proportion to the
+    branches behind the match.
     """
-    varied_keys = keys.varied_keys.get(match.start_block + match.block_count, ())
+    end_block = match.start_block + match.block_count
+    varied_keys = keys.varied_keys.get(end_block, ())
     block_bytes = state.index.block_bytes
+    # The last token of a prompt is computed (S7).
+    next_tokens = packed_tokens[end_block * block_bytes : len(packed_tokens) - TOKEN_BYTES]
+    if not next_tokens:
+        return None
+    window_place: WindowPlace | None = None
+    if state.windows.count:
+        window_place = state.windows.index.place_at(keys, packed_tokens, end_block)
     # One token more than the best so far has: few candidates are ever compared token by token.
     wanted = next_tokens[:TOKEN_BYTES]
     best: PartialMatch | None = None
     best_count = 0
-    if not next_tokens:
-        return None
     for node, offset in _next_blocks(state, keys, match, leaf):
         begin = offset * block_bytes
         if not node.tokens.startswith(wanted, begin):
@@ -101,7 +108,12 @@ def _find_partial(
         writing_step_id = _writing_step_id(node.lane, offset)
         if writing_step_id >= step_id:
             continue
-        count = common_token_count(next_tokens, bytes(node.tokens[begin : begin + block_bytes]))
+        block_tokens = bytes(node.tokens[begin : begin + block_bytes])
+        place = window_place and window_place.children.get((block_tokens, varied_keys))
+        sources = state.windows.partial_sources(place, step_id=step_id)
+        if sources is None:
+            continue
+        count = common_token_count(next_tokens, block_tokens)
         if count > best_count:
             best_count = count
             wanted = next_tokens[: (count + 1) * TOKEN_BYTES]
@@ -109,8 +121,13 @@ def _find_partial(
                 node,
                 offset,
                 count,
-                is_published=writing_step_id == EXECUTED,
-                is_idle=node.lane.is_linked and not node.lane.withheld,
+                is_published=writing_step_id == EXECUTED
+                and not any(map(state.windows.index.is_pending, sources.values())),
+                idle_count=sum(
+                    block.is_linked and not block.withheld
+                    for block in (node.lane, *sources.values())
+                ),
+                window_sources=sources,
             )
     return best
 

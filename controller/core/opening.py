@@ -14,9 +14,11 @@ from prefixd.controller.core.messages import (
     OpenEntry,
     OpenOutcome,
 )
+from prefixd.controller.core.node import Lane
 from prefixd.controller.core.scheduling import Demand, allot, grant
 from prefixd.controller.core.sequences import Sequence, pack_tokens
 from prefixd.controller.core.state import PREEMPTED_MAX, OpenedSequence, PoolState, StepContext
+from prefixd.controller.core.window_blocks import WindowBlock
 
 
 def open_sequence(
@@ -105,22 +107,18 @@ def _count(state: PoolState, sequence: Sequence, token_count: int) -> None:
 
 
 def _count_hit_ages(state: PoolState, step: StepContext, match: Match) -> None:
-    for node in match.path:
-        lane = node.lane
-        is_last = node is match.path[-1]
-        state.statistics.age_at_hit.add(
-            age_ms=step.now_ms - lane.last_use_ms if lane.is_linked else 0,
-            block_count=match.last_count if is_last else node.block_count,
-        )
+    hits: list[tuple[Lane | WindowBlock, int]] = [
+        (node.lane, match.last_count if node is match.path[-1] else node.block_count)
+        for node in match.path
+    ]
     for blocks in match.window_blocks.values():
-        for block in blocks.values():
-            state.statistics.age_at_hit.add(
-                age_ms=step.now_ms - block.last_use_ms if block.is_linked else 0, block_count=1
-            )
+        hits += [(block, 1) for block in blocks.values()]
     if match.partial is not None:
-        lane = match.partial.node.lane
+        hits.append((match.partial.node.lane, 1))
+        hits += [(block, 1) for block in match.partial.window_sources.values()]
+    for run, block_count in hits:
         state.statistics.age_at_hit.add(
-            age_ms=step.now_ms - lane.last_use_ms if lane.is_linked else 0, block_count=1
+            age_ms=step.now_ms - run.last_use_ms if run.is_linked else 0, block_count=block_count
         )
 
 

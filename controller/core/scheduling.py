@@ -92,7 +92,7 @@ def allot(state: PoolState, step: StepContext, demand: Demand) -> Allotment:
         if partial is None:
             raise
         # A copy is not worth a refusal: its source may be the very block that is missing.
-        idle_count = demand.match.idle_count - partial.is_idle
+        idle_count = demand.match.idle_count - partial.idle_count
         match = replace(demand.match, partial=None, idle_count=idle_count)
         return _allot(state, step, demand, match)
 
@@ -205,10 +205,19 @@ def grant(
         )
     source = None if match.partial is None else keep_source(state, step, match.partial)
     new_block_ids = state.supply.take(allotment.new_block_count, now_ms=step.now_ms)
-    if match.partial is not None and source is not None:
-        copies = (copy_partial(state, step, sequence, match.partial, source, new_block_ids[0]),)
+    block_index = sequence.block_count
     sequence.private_block_ids.extend(new_block_ids)
     scheduled = allotment.scheduled
+    window_plans = grow_windows(
+        state,
+        step,
+        sequence,
+        new_block_count=allotment.new_block_count,
+        start_block=start_block,
+        slots=(scheduled.start_token, allotment.slot_end),
+    )
+    if match.partial is not None and source is not None:
+        copies = copy_partial(state, step, sequence, match.partial, source, block_index)
     slot_count = sequence.block_count * state.spec.block_size
     columns.capacity[row] = min(slot_count, limits.TOKENS_PER_SEQUENCE_MAX)
     columns.scheduled[row] = scheduled.end_token
@@ -229,14 +238,7 @@ def grant(
                 block_ids=_appended_block_ids(match, new_block_ids),
                 slots=_slot_runs(state, sequence, scheduled.start_token, allotment.slot_end),
             ),
-            *grow_windows(
-                state,
-                step,
-                sequence,
-                new_block_count=allotment.new_block_count,
-                start_block=start_block,
-                slots=(scheduled.start_token, allotment.slot_end),
-            ),
+            *window_plans,
         ),
         copies=copies,
         freed_blocks=allotment.freed.blocks,

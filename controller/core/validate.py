@@ -103,6 +103,7 @@ def _groups(spec: PoolSpec) -> None:
             raise FieldInvalid(
                 "a full-attention group has no window", field=f"{field}.window_token_count"
             )
-    for option in ("sub_block_reuse", "merge_duplicates"):
-        if len(spec.groups) > 1 and getattr(spec, option):
-            raise Unsupported(f"{option} is offered for one KV group only", field=option)
+    if len(spec.groups) > 1 and spec.merge_duplicates:
+        raise Unsupported(
+            "merge_duplicates is offered for one KV group only", field="merge_duplicates"
+        )

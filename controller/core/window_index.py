@@ -51,6 +51,13 @@ class WindowIndex:
             if place is not None:
                 yield place
 
+    def place_at(self, keys: SequenceKeys, packed_tokens: bytes, end: int) -> WindowPlace | None:
+        """Return the place behind a prompt's first `end` blocks; a root for 0."""
+        if end == 0:
+            return self.roots.get(keys.root_key)
+        places = list(self.places(keys, packed_tokens, end))
+        return places[-1] if len(places) == end else None
+
     def enter(self, blocks: Iterable[tuple[WindowBlock, WindowPlace, StepId]]) -> None:
         """Let full blocks have their places, unless equal ones do; a step writes each of them."""
         published: list[WindowBlock] = []

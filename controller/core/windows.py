@@ -109,6 +109,32 @@ class WindowGroups:
                 if block in self.index.pending:
                     match.published_count = min(match.published_count, at - match.start_block)
 
+    def partial_sources(
+        self, place: WindowPlace | None, *, step_id: StepId
+    ) -> dict[int, WindowBlock] | None:
+        """Find the block of every group at a place that a match ends inside.
+
+        Each was scheduled before `step_id`, which copies from it. None where one is missing: a
+        block that is cached later has all its tokens, those of a window of 1 included, whose
+        queries see none of them.
+        """
+        sources: dict[int, WindowBlock] = {}
+        for group_index in self.sizes:
+            block = None if place is None else place.blocks.get(group_index)
+            if block is None or (block in self.index.pending and block.step_id >= step_id):
+                return None
+            sources[group_index] = block
+        return sources
+
+    def keep_source(self, block: WindowBlock, *, now_ms: int, step_id: StepId) -> None:
+        """Withhold a block that this step copies from; an idle one is used last now."""
+        block.read_step_id = step_id
+        if block.is_linked:
+            self._order.remove(block)
+            block.last_use_ms = now_ms
+            self._order.append(block)
+            self._order.withhold(block)
+
     # Tables.
 
     def open(self, sequence: Sequence) -> None:

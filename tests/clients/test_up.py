@@ -70,16 +70,21 @@ def lives(pid: int) -> bool:
 @pytest.mark.timeout(READY_TIMEOUT_S)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_up_serves_until_a_signal_and_stops_both(model_folder: Path, number: int) -> None:
-    """Both servers answer once it is ready; a signal ends all within 5 seconds, with code 0."""
+    """Both servers answer once it is ready, the worker with what it was told; a signal ends all
+    within 5 seconds, with code 0."""
     addresses = ("--controller-listen", ANY_PORT, "--worker-listen", ANY_PORT)
-    with up(*addresses, "--model", str(model_folder), "--block-count", "64") as process:
+    options = ("--model", str(model_folder), "--block-count", "64", "--kv-dtype", "int8")
+    with up(*addresses, *options) as process:
         told = ready(process)
         with (
             ControllerClient(Connection(told["controller_address"])) as controller,
             WorkerClient(Connection(told["worker_address"])) as worker,
         ):
             assert worker.generate("hello").prompt_token_count == len("hello")
-            assert [64] == [pool.block_count for pool in controller.pools()]
+            assert worker.worker_info().kv_dtype == "int8"
+            (pool,) = controller.pools()
+            assert pool.block_count == 64
+            assert pool.kv_format.startswith("int8 ")
         begin_s = time.monotonic()
         process.send_signal(number)
         assert process.wait(READY_TIMEOUT_S) == 0

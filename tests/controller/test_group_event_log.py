@@ -40,6 +40,7 @@ class WatchedWorker(WorkerRun):
                 dropped = self.pool.evict_blocks(block_ids=block_ids, digests=frozenset())
                 self.dropped[kind] += dropped.block_count
             case "digests":
+                self.watcher.catch_up(count_max=100)
                 known = sorted({digest for _, digest in self.watcher.parents})
                 digests = set(self.chance.sample(known, min(2, len(known))))
                 dropped = self.pool.evict_blocks(block_ids=frozenset(), digests=digests)

@@ -46,7 +46,7 @@ class WorkerRun:
                     GroupSpec(),
                     *(GroupSpec(GroupKind.SLIDING_WINDOW, window) for window in windows),
                 ),
-                sub_block_reuse=not window_count and self.chance.choice((False, True)),
+                sub_block_reuse=self.chance.choice((False, True)),
                 merge_duplicates=not window_count and self.chance.choice((False, True)),
             ),
             epoch=1,

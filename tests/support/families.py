@@ -241,7 +241,7 @@ FAMILIES: dict[str, Family] = {
         has_experts=True,
     ),
     # Mixtures of experts.
-    "afmoe": _experts("afmoe", head_dim=16, num_dense_layers=1, **_EXPERTS, **_MIXED_LAYERS),
+    "afmoe": Family("afmoe", {"head_dim": 16, "num_dense_layers": 1, **_EXPERTS, **_MIXED_LAYERS}),
     "dots1": _experts("dots1", **_ROUTED_EXPERTS),
     "ernie4_5_moe": _experts(
         "ernie4_5_moe", moe_num_experts=4, moe_k=2, moe_intermediate_size=32, head_dim=16

@@ -64,9 +64,11 @@ class Recording:
     operations: list[tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any], list[Tensor]]] = (
         field(default_factory=list)
     )
+    replay_count: int = 0
 
     def replay(self) -> None:
         """Runs every operation again; results go where they went when it was recorded."""
+        self.replay_count += 1
         with torch.inference_mode():
             for operation, arguments, named_arguments, targets in self.operations:
                 results = _tensors(operation(*arguments, **named_arguments))

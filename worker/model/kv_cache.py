@@ -106,6 +106,11 @@ class PagedKv:
         return self._pages[0].keys.dtype
 
     @property
+    def is_quantized(self) -> bool:
+        """Whether elements take 8 bits and have scales."""
+        return self._pages[0].is_quantized
+
+    @property
     def slot_count(self) -> int:
         """Slots of the pool, block 0 included."""
         return self.block_count * self.block_size

@@ -25,7 +25,7 @@ class LoadedModel:
         layer_indices: place of each attention module in ``geometry``.
         geometry: KV shape of every layer, in the order in which a forward visits them.
         groups: the KV groups; each layer belongs to one.
-        dtype: of weights and KV.
+        dtype: of weights, and of KV where a pool is not 8-bit.
         device: where weights and KV are.
         vocabulary_size: token ids are below it.
         context_token_count_max: positions are below it.

@@ -43,18 +43,44 @@ def load_folder(
 
 
 def load_split(
-    folder: Path, *, name: str, backend: AttentionBackend, rank_count: int, dtype: torch.dtype
+    folder: Path,
+    *,
+    name: str,
+    backend: AttentionBackend,
+    device: torch.device,
+    dtype: torch.dtype,
+    rank_count: int,
 ) -> LoadedModel:
     """Loads this rank's part of a model that is split by heads, as transformers' plan says.
 
-    The process is in a group of ``rank_count`` ranks; all of them load at the same time, each on
-    the device of its own. The numbers of the whole model were compared before.
+    The process is in a group of ``rank_count`` ranks; all of them load at the same time. The split
+    small copy is compared with the whole one, so that a plan that splits wrongly shows.
 
     Raises:
         ModelUnavailable: the folder does not hold a readable, complete model.
-        ModelRefused: by the guard, or it has no plan.
+        ModelRefused: by the guard.
     """
+    config = load_config(folder, name=name)
+    register_attention()
     split = DistributedConfig(tp_size=rank_count, tp_plan="auto")
+
+    def split_twin(network: Any) -> Any:
+        with _refusing(name):
+            twin = type(network).from_pretrained(
+                None,
+                config=network.config,
+                state_dict=network.state_dict(),
+                dtype=torch.float32,
+                attn_implementation=ATTENTION_NAME,
+                distributed_config=split,
+            )
+        return twin.eval()
+
+    try:
+        check_numbers(config, backend, device=device, model_name=name, paged_twin=split_twin)
+    except ModelRefused as error:
+        reason = f"split over {rank_count} ranks, {error.reason}"
+        raise ModelRefused(model_name=name, reason=reason) from error
     network = load_network(folder, name=name, dtype=dtype, distributed_config=split)
     model = _guarded(network, name=name, backend=backend, folder=folder)
     return replace(model, rank_count=rank_count)

@@ -1,6 +1,7 @@
 """Runs forward passes of a loaded model on paged KV."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
@@ -78,13 +79,14 @@ class ModelRunner:
             AssertionError: the pass contradicts itself or the pool (a caller's fault); nothing was
                 written.
         """
-        tables = self._begin(forward)
-        if self._graphs is None or not self._graphs.fits(forward):
-            return self._compute(forward, tables)
-        logits = self._graphs.run(forward, tables)
-        if len(forward.logit_rows) == forward.token_count:
-            return logits
-        return logits[self._tensor(forward.logit_rows)]
+        with self._on_device():
+            tables = self._begin(forward)
+            if self._graphs is None or not self._graphs.fits(forward):
+                return self._compute(forward, tables)
+            logits = self._graphs.run(forward, tables)
+            if len(forward.logit_rows) == forward.token_count:
+                return logits
+            return logits[self._tensor(forward.logit_rows)]
 
     def draw(self, forward: ForwardPass, draws: Sequence[Draw]) -> Tensor:
         """Does what `run` does, and chooses a token for each row of logits.
@@ -100,12 +102,13 @@ class ModelRunner:
             AssertionError: as `run`.
         """
         assert len(draws) == len(forward.logit_rows), "a draw for each row of logits"
-        tables = self._begin(forward)
-        is_whole = len(draws) == forward.token_count
-        if self._graphs is None or not (is_whole and self._graphs.fits(forward)):
-            return choose(self._compute(forward, tables), draws)
-        self._graphs.run(forward, tables)
-        return self._graphs.draw(draws)
+        with self._on_device():
+            tables = self._begin(forward)
+            is_whole = len(draws) == forward.token_count
+            if self._graphs is None or not (is_whole and self._graphs.fits(forward)):
+                return choose(self._compute(forward, tables), draws)
+            self._graphs.run(forward, tables)
+            return self._graphs.draw(draws)
 
     def _begin(self, forward: ForwardPass) -> list[NDArray[np.int32]]:
         """Checks a pass and makes its copies; returns the packed tables of each KV group."""
@@ -136,12 +139,19 @@ class ModelRunner:
             AssertionError: a copy contradicts the pool or another copy; nothing was written.
         """
         check_copies(copies, self._kv)
-        if copies:
+        if not copies:
+            return
+        with self._on_device():
             self._kv.copy_blocks(
                 source_block_ids=[copy.source_block_id for copy in copies],
                 target_block_ids=[copy.target_block_id for copy in copies],
                 token_counts=[copy.token_count for copy in copies],
             )
+
+    def _on_device(self) -> AbstractContextManager[object]:
+        """Kernels start on the device of their thread, which need not be the model's."""
+        device = self._model.device
+        return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
     def _handler(
         self, forward: ForwardPass, tables: Sequence[NDArray[np.int32]], padding: int

@@ -63,9 +63,9 @@ def _load(
     store = find_store(assignment.store_port, config.rank_count)
     setting = settle(config, report=_report_nothing)
     part = load_part(config, setting, rank=assignment.rank, store=store)
-    answer(encode_answer(Answer(part.fitting_block_count())))
-    return part.runner(block_count=decode_number(receive()))
+    answer(encode_answer(Answer(part.fitting_pool().block_count)))
+    return part.runner(block_count=decode_number(receive()), report=_report_nothing)
 
 
 def _report_nothing(_line: str) -> None:
-    """Rank 0 has found the model, so there is nothing to tell of a download."""
+    """All ranks do the same, and rank 0 tells of it."""

@@ -1,5 +1,6 @@
 """Loads one rank's part of a model: the same steps, at the same time, on every rank."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,7 @@ from prefixd.worker.attention.seam import AttentionBackend
 from prefixd.worker.config import ConfigInvalid, ModelConfig
 from prefixd.worker.model.loaded import LoadedModel
 from prefixd.worker.model.runner import ModelRunner
+from prefixd.worker.model_memory import SizedPool
 from prefixd.worker.model_setup import Setting, fitting_pool, make_runner
 from prefixd.worker.parallel.group import join_group
 
@@ -21,22 +23,22 @@ class Part:
     backend: AttentionBackend
     config: ModelConfig
 
-    def fitting_block_count(self) -> int:
-        """Blocks that this rank's memory has room for; each holds this rank's heads only.
+    def fitting_pool(self) -> SizedPool:
+        """The pool that this rank's memory has room for; it holds this rank's heads only.
 
         Raises:
-            ConfigInvalid: there is no room for those that were asked for.
+            ConfigInvalid: there is no room for the blocks that were asked for.
         """
-        return fitting_pool(self.model, self.backend, self.config).block_count
+        return fitting_pool(self.model, self.backend, self.config)
 
-    def runner(self, *, block_count: int) -> ModelRunner:
-        """Makes the pool.
+    def runner(self, *, block_count: int, report: Callable[[str], None]) -> ModelRunner:
+        """Makes the pool; ``report`` gets a line for what takes long.
 
         Raises:
             ConfigInvalid: it does not fit the memory.
         """
         return make_runner(
-            self.model, self.backend, self.config, block_count=block_count, report=_report_nothing
+            self.model, self.backend, self.config, block_count=block_count, report=report
         )
 
 
@@ -84,11 +86,8 @@ def load_part(config: ModelConfig, setting: Setting, *, rank: int, store: TCPSto
         setting.folder,
         name=setting.name,
         backend=setting.backend,
-        rank_count=rank_count,
+        device=device,
         dtype=setting.dtype,
+        rank_count=rank_count,
     )
     return Part(model, setting.backend, config)
-
-
-def _report_nothing(_line: str) -> None:
-    """All ranks are alike, and rank 0 has told what there is to tell."""

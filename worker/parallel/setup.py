@@ -10,7 +10,7 @@ from prefixd.worker.parallel.group import open_store
 from prefixd.worker.parallel.loading import load_part, rank_device
 from prefixd.worker.parallel.messages import Assignment, encode_assignment, encode_number
 from prefixd.worker.parallel.plan import check_split
-from prefixd.worker.parallel.ranks import Ranks
+from prefixd.worker.parallel.ranks import RankLost, Ranks
 from prefixd.worker.parallel.runner import ParallelRunner
 
 
@@ -32,24 +32,22 @@ def load_parallel_runner(
     """
     setting = settle(config, report=report)
     _check_whole(config, setting)
-    return _load(config, setting, ranks)
+    return _load(config, setting, ranks, report)
 
 
 def _check_whole(config: ModelConfig, setting: Setting) -> None:
-    """Refuses a model that cannot be split, or that paged attention computes wrongly."""
-    device = rank_device(setting.device, rank=0, rank_count=config.rank_count)
+    """Refuses what cannot be split, before anything large is read."""
+    rank_device(setting.device, rank=0, rank_count=config.rank_count)
     # Imported here: transformers takes seconds, and a bad option should fail at once.
-    from prefixd.worker.model.attention_hook import register_attention
     from prefixd.worker.model.loader import load_config
-    from prefixd.worker.model.numeric_probe import check_numbers
 
-    register_attention()
     model_config = load_config(setting.folder, name=setting.name)
     check_split(model_config, rank_count=config.rank_count, model_name=setting.name)
-    check_numbers(model_config, setting.backend, device=device, model_name=setting.name)
 
 
-def _load(config: ModelConfig, setting: Setting, ranks: Ranks) -> ParallelRunner:
+def _load(
+    config: ModelConfig, setting: Setting, ranks: Ranks, report: Callable[[str], None]
+) -> ParallelRunner:
     """All ranks get as many blocks as the one with the least memory has room for."""
     store = open_store(config.rank_count)
     # They need not look for it again.
@@ -63,13 +61,14 @@ def _load(config: ModelConfig, setting: Setting, ranks: Ranks) -> ParallelRunner
     ranks.answers()
     try:
         part = load_part(config, setting, rank=0, store=store)
-    except (ConfigInvalid, ModelRefused, ModelUnavailable):
+        pool = part.fitting_pool()
+        report(f"each of {config.rank_count} ranks: {pool.line}")
+        block_count = min([pool.block_count, *ranks.answers()])
+        ranks.tell_all(encode_number(block_count))
+        runner = part.runner(block_count=block_count, report=report)
+        ranks.answers()
+    except (ConfigInvalid, ModelRefused, ModelUnavailable, RankLost):
         raise
     except Exception as error:
         ranks.give_up(error)
-    fitting_block_counts = [part.fitting_block_count(), *ranks.answers()]
-    block_count = config.block_count or min(fitting_block_counts)
-    ranks.tell_all(encode_number(block_count))
-    runner = part.runner(block_count=block_count)
-    ranks.answers()
     return ParallelRunner(runner, ranks)

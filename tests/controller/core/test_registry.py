@@ -259,13 +259,10 @@ def test_other_groups_are_not_offered(
     assert caught.value.field == "groups"
 
 
-@pytest.mark.parametrize("option", ["sub_block_reuse", "merge_duplicates"])
-def test_s23_options_of_one_group_are_not_offered_with_several(
-    registry: PoolRegistry, option: str
-) -> None:
+def test_s23_merging_duplicates_is_not_offered_with_several_groups(registry: PoolRegistry) -> None:
     """The error names the option; without it the pool is registered."""
-    window = GroupSpec(GroupKind.SLIDING_WINDOW, window_token_count=64)
+    groups = (GroupSpec(), GroupSpec(GroupKind.SLIDING_WINDOW, window_token_count=64))
     with pytest.raises(Unsupported) as caught:
-        register(registry, groups=(GroupSpec(), window), **{option: True})
-    assert caught.value.field == option
-    assert register(registry, groups=(GroupSpec(), window)).pool.spec.groups[1] == window
+        register(registry, groups=groups, merge_duplicates=True)
+    assert caught.value.field == "merge_duplicates"
+    assert register(registry, groups=groups, sub_block_reuse=True).pool.spec.groups == groups

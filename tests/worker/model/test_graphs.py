@@ -18,6 +18,7 @@ from prefixd.worker.model.graphs_decode import DecodeGraphs
 from prefixd.worker.model.kv_cache import PagedKv
 from prefixd.worker.model.loaded import LoadedModel
 from prefixd.worker.model.runner import ModelRunner
+from prefixd.worker.model.weights import ModelWeights
 from prefixd.worker.sampling import Draw, SamplingOptions
 from tests.support.graphs import CpuRecorder, DenseBackend
 from tests.support.models import (
@@ -215,6 +216,19 @@ def test_other_passes_are_not_recorded(llama: LoadedModel, case: str) -> None:
         "too many rows": flatten(rows),
     }[case]
     assert not pair.graphs.fits(other)
+
+
+def test_other_weights_need_no_other_recording() -> None:
+    """Weights that are put in the place of others are those that the recordings read."""
+    pair = Recorded(random_model(llama_config()))
+    growing = Growing(pair.model, (9, 10), seed=6)
+    growing_before = pair.recorded.run(growing.prompts()).clone()
+    ModelWeights(pair.model).replace(random_model(llama_config(), seed=2).network.state_dict())
+    prompts = growing.prompts()
+    assert not torch.allclose(pair.recorded.run(prompts), growing_before)
+    pair.plain.run(prompts)
+    forward = growing.step()
+    _assert_close(pair.recorded.run(forward), pair.plain.run(forward))
 
 
 def test_memory_never_moves(llama: LoadedModel) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from prefixd.kernels.layer_kv import FP8_DTYPE, dequantize
 from prefixd.kernels.paged_kv import block_slots, copy_slots, store_rows
@@ -94,6 +96,38 @@ def test_8_bit_tokens_depend_on_themselves_alone(dtype: torch.dtype) -> None:
         assert not _bytes(other[23]).any(), "behind what is copied a target keeps what it held"
 
 
+@settings(max_examples=50)
+@given(
+    dtype=st.sampled_from((torch.float32, *KV_DTYPES_8_BIT)),
+    operations=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(0, 4))),
+    seed=st.integers(0, 1000),
+)
+def test_a_slot_holds_the_token_that_was_put_there_last(
+    dtype: torch.dtype, operations: list[tuple[int, int, int]], seed: int
+) -> None:
+    """Whatever is stored and copied in between: the bits that the token has alone in a pool."""
+    generator = torch.Generator().manual_seed(seed)
+    pool = PagedKv(GEOMETRY[:1], block_count=6, block_size=4, dtype=dtype, device=CPU)
+    tokens: dict[int, torch.Tensor] = {}
+    for source, target, count in operations:
+        targets = [4 * target + offset for offset in range(count)]
+        if source == target:
+            keys = torch.randn(count, 2, 4, generator=generator)
+            pool.store(0, keys=keys, values=-keys, slots=torch.tensor(targets, dtype=torch.int64))
+            tokens |= dict(zip(targets, keys, strict=True))
+            continue
+        pool.copy_blocks(source_block_ids=[source], target_block_ids=[target], token_counts=[count])
+        for offset, slot in enumerate(targets):
+            tokens.pop(slot, None)
+            if 4 * source + offset in tokens:
+                tokens[slot] = tokens[4 * source + offset]
+    alone = PagedKv(GEOMETRY[:1], block_count=6, block_size=4, dtype=dtype, device=CPU)
+    for slot, keys in tokens.items():
+        alone.store(0, keys=keys[None], values=-keys[None], slots=torch.tensor([slot]))
+    for one, other in zip(pool.layer(0).tensors, alone.layer(0).tensors, strict=True):
+        assert torch.equal(_bytes(one), _bytes(other))
+
+
 @pytest.mark.parametrize("dtype", KV_DTYPES_8_BIT, ids=str)
 def test_8_bit_zeros_are_numbers(dtype: torch.dtype) -> None:
     """A head of zeros, or too small to scale, and what nobody wrote read as zeros, never as NaN."""
@@ -113,10 +147,6 @@ def test_memory_of_8_bit_tokens_counts_their_scales(dtype: torch.dtype) -> None:
     assert token_byte_count == pool.slot_byte_count
     assert 4 * token_byte_count == block_byte_count(GEOMETRY, block_size=4, dtype=dtype)
     assert 6 * 4 * token_byte_count == pool.byte_count
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().view(torch.uint8)
 
 
 def test_block_slots_lie_one_block_behind_the_other() -> None:
@@ -143,3 +173,7 @@ def test_store_refuses_rows_that_do_not_fit(rows: torch.Tensor) -> None:
     with pytest.raises(AssertionError):
         store_rows(pool, rows, torch.tensor([1, 2]))
     assert pool.eq(1).all()
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(torch.uint8)

@@ -12,7 +12,6 @@ from prefixd.worker.config import ModelConfig, WorkerConfig
 from prefixd.worker.model_setup import load_runner
 from tests.support.controller import ControllerThread, controller_thread, stubs
 from tests.support.models import random_tokens
-from tests.support.tiny_model import write_tiny_model
 from tests.support.worker import (
     Client,
     client,
@@ -22,15 +21,9 @@ from tests.support.worker import (
     worker_process,
     worker_thread,
 )
+from tests.worker.parallel.conftest import options
 
-LONG = 1_500
 VOCABULARY = 258
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama of 8 query heads and 4 KV heads."""
-    return write_tiny_model(tmp_path_factory.mktemp("four"), kv_head_count=4)
 
 
 @pytest.fixture(scope="module")
@@ -40,22 +33,13 @@ def controller() -> Iterator[ControllerThread]:
         yield running
 
 
-def options(folder: Path, controller: ControllerThread, name: str, *more: str) -> list[str]:
-    """Options of a small worker."""
-    return [
-        *("--model", str(folder), "--device", "cpu", "--controller", controller.address),
-        *("--pool-name", name, "--block-size", "4", "--block-count", "400", *more),
-    ]
-
-
 @pytest.fixture(scope="module")
-def workers(folder: Path, controller: ControllerThread) -> Iterator[tuple[Client, Client]]:
+def workers(four_heads: Path, controller: ControllerThread) -> Iterator[tuple[Client, Client]]:
     """The whole model, and the split one."""
-    split = options(folder, controller, "split", "--tensor-parallel", "2")
-    model = ModelConfig(model=str(folder), device="cpu", block_size=4, block_count=400)
+    model = ModelConfig(model=str(four_heads), device="cpu", block_size=4, block_count=600)
     config = WorkerConfig(controller=controller.address, pool_name="whole")
     with (
-        worker_process(*split) as process,
+        worker_process(*options(four_heads, controller.address)) as process,
         client(process.address) as split_client,
         worker_thread(config, load_runner(model, report=print)) as (_, whole_client),
     ):

@@ -73,7 +73,8 @@ def test_clients_see_the_format(calls: Client, controller: ControllerThread, kv_
     assert DTYPE_NAMES[kv_dtype] == info.kv_dtype
     with stubs(controller.address) as control:
         pool = wait_idle(control, "tiny")
-    assert f"{DTYPE_NAMES[kv_dtype]} slot-major" == pool.kv_format
+    expected = f"{DTYPE_NAMES[kv_dtype]} slot-major, a scale per token and head"
+    assert expected == pool.kv_format
 
 
 def test_a_pool_of_another_format_begins_empty(

@@ -52,6 +52,19 @@ def calls(folder: Path, own_controller: ControllerThread) -> Iterator[Client]:
         yield client
 
 
+@pytest.fixture(scope="module")
+def options_calls(folder: Path, own_controller: ControllerThread) -> Iterator[Client]:
+    """A worker whose pool has the options of single groups, too."""
+    config = WorkerConfig(
+        controller=own_controller.address,
+        pool_name="options",
+        limits=LIMITS,
+        sub_block_reuse=True,
+    )
+    with worker_thread(config, strict_runner(folder, block_count=1_000)) as (_, client):
+        yield client
+
+
 def tokens(count: int, *, seed: int) -> list[int]:
     """A random prompt."""
     chooser = random.Random(seed)
@@ -93,6 +106,26 @@ def test_s23_warm_answer_equals_cold_answer(calls: Client, shared_count: int) ->
     cold = calls.generate(tokens_request(second, skip_cache_read=True, **fields))
 
     assert warm.finished.cached_token_count == shared_count // BLOCK_SIZE * BLOCK_SIZE
+    assert warm.token_ids == cold.token_ids
+
+
+@pytest.mark.parametrize("shared_count", [16, 21, 63])
+def test_s23_every_shared_token_is_reused_where_a_match_may_end_inside_a_block(
+    options_calls: Client, shared_count: int
+) -> None:
+    """S23: the part of the next block is copied in every group, and the answer stays the same."""
+    salt = f"shared {shared_count}"
+    first = tokens(100, seed=2)
+    second = [*first[:shared_count], 159, *tokens(30, seed=3)]
+    assert first[shared_count] != 159
+    calls = options_calls
+    calls.generate(tokens_request(first, cache_salt=salt, token_count_max=40, **FIELDS))
+
+    fields = FIELDS | {"token_count_max": 40, "cache_salt": salt}
+    warm = calls.generate(tokens_request(second, **fields))
+    cold = calls.generate(tokens_request(second, skip_cache_read=True, **fields))
+
+    assert warm.finished.cached_token_count == shared_count
     assert warm.token_ids == cold.token_ids
 
 

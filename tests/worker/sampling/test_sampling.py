@@ -9,9 +9,12 @@ import pytest
 import torch
 
 from prefixd.worker.sampling import (
+    ROWS_AT_ONCE,
     Draw,
     SamplingInvalid,
     SamplingOptions,
+    draw_parameters,
+    draw_rows,
     probabilities,
     sample,
 )
@@ -114,6 +117,23 @@ def test_draw_does_not_depend_on_its_batch() -> None:
         for position in range(20)
     ]
     assert together == alone == mixed
+
+
+def test_rows_drawn_on_the_device_are_those_sampled() -> None:
+    """Greedy and drawn rows beside each other, in more parts than one."""
+    options = [
+        SamplingOptions(seed=1),
+        SamplingOptions(temperature=0.8, seed=2),
+        SamplingOptions(temperature=1.5, top_k=3, seed=3),
+        SamplingOptions(temperature=1.0, top_p=0.6, seed=2**64 - 1),
+        SamplingOptions(temperature=2.0, top_k=1_000, top_p=0.9, seed=5),
+    ]
+    count = 2 * ROWS_AT_ONCE + 3
+    rows = [Draw(options[row % len(options)], row) for row in range(count)]
+    logits = torch.randn(count, 50, generator=torch.Generator().manual_seed(1)) * 3
+    drawn = draw_rows(logits, torch.from_numpy(draw_parameters(rows)))
+    assert drawn.tolist() == sample(logits, rows)
+    assert drawn.tolist() != logits.argmax(dim=-1).tolist()
 
 
 @pytest.mark.parametrize(
