@@ -128,7 +128,7 @@ class WindowGroups:
 
     def keep_source(self, block: WindowBlock, *, now_ms: int, step_id: StepId) -> None:
         """Withhold a block that this step copies from; an idle one is used last now."""
-        block.read_step_id = step_id
+        block.source_step_id = step_id
         if block.is_linked:
             self._order.remove(block)
             block.last_use_ms = now_ms

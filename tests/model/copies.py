@@ -15,15 +15,18 @@ from tests.model.naive import Matched, Refused
 from tests.model.sequence import NaiveSequence
 from tests.model.windows import NaiveWindows
 
+Partial = tuple[dict[int, BlockId], int]
+"""The blocks at a place, by group, and how many of its tokens match."""
+
 
 class NaiveCopies(NaiveWindows):
     """A naive pool whose sequences may share partial blocks (S16), and match inside blocks."""
 
     def partial(
         self, token_ids: list[int], identity: Identity, matched: Matched, *, step_id: int
-    ) -> tuple[BlockId, int] | None:
-        """Returns the block that has most of the tokens behind a match in front, the oldest of
-        equals, and how many; one that an earlier step scheduled."""
+    ) -> Partial | None:
+        """Returns the blocks of the place that has most of the tokens behind a match in front, the
+        oldest of equals, and how many. An earlier step scheduled them, in every group."""
         if not self.spec.sub_block_reuse or not self.may_match(identity):
             return None
         index = len(matched)
@@ -31,15 +34,17 @@ class NaiveCopies(NaiveWindows):
         wanted = token_ids[index * size : len(token_ids) - 1]
         front = self.place_in(token_ids, identity, index - 1) if index else ()
         keys = self._keys(identity, index)
-        best: tuple[BlockId, int] | None = None
-        for place, block in self.index.items():
+        best: Partial | None = None
+        for place in self.index:
             if len(place) != index + 1 or place[:index] != front or place[index][1] != keys:
                 continue
-            if index == 0 and place[0][1] != keys:
-                continue
+            sources = self.blocks_at(place)
+            is_ready = all(self.step_of_block[block] < step_id for block in sources.values())
             count = common_count(wanted, place[index][0])
-            if self.step_of_block[block] < step_id and count > (best[1] if best else 0):
-                best = (block, count)
+            if len(sources) <= len(self.windows) or not is_ready:
+                continue
+            if count > (best[1] if best else 0):
+                best = (sources, count)
         return best
 
     def _keys(self, identity: Identity, index: int) -> object:
@@ -57,13 +62,13 @@ class NaiveCopies(NaiveWindows):
         partial = self.partial(known, identity, matched, step_id=self.applied_step_id + 1)
         return self.match_with(matched, partial)
 
-    def match_with(self, matched: Matched, partial: tuple[BlockId, int] | None) -> PrefixMatch:
+    def match_with(self, matched: Matched, partial: Partial | None) -> PrefixMatch:
         """Splits matched tokens into written and pending ones."""
         whole = self.match_of(matched)
         if partial is None:
             return whole
-        block, count = partial
-        if self.is_written(block):
+        sources, count = partial
+        if not whole.pending_token_count and all(map(self.is_written, sources.values())):
             return PrefixMatch(whole.published_token_count + count, 0)
         return PrefixMatch(whole.published_token_count, whole.pending_token_count + count)
 
@@ -101,6 +106,19 @@ class NaiveCopies(NaiveWindows):
         self.busy_blocks.add(block)
         if block in self.free:
             self.rest(block)
+
+    def copy_partial(
+        self, sequence: NaiveSequence, partial: Partial, *, index: int
+    ) -> tuple[BlockCopy, ...]:
+        """Returns the copies of a partial match into new blocks that stand in the tables now."""
+        sources, count = partial
+        copies: list[BlockCopy] = []
+        for group, (table, source) in enumerate(
+            zip(sequence.tables(), sources.values(), strict=True)
+        ):
+            self.target_blocks.add(table[index])
+            copies.append(BlockCopy(sequence.handle, group, source, table[index], count, index))
+        return tuple(copies)
 
     def awaitable(
         self, token_ids: list[int], identity: Identity, *, matched_token_count: int

@@ -103,6 +103,8 @@ class NaiveEviction(NaiveControl):
 
     def put(self, block: BlockId, band: int) -> None:
         """Puts a block at the end of a band."""
+        if block in self.free:
+            self.free.remove(block)
         at = sum(self.standing.get(other, -1) <= band for other in self.free)
         self.free.insert(at, block)
         self.standing[block] = band

@@ -7,7 +7,7 @@ from prefixd.controller.core.messages import (
     SequencePlan,
     TokenRange,
 )
-from tests.model.copies import NaiveCopies
+from tests.model.copies import NaiveCopies, Partial
 from tests.model.naive import Matched, Refused
 from tests.model.sequence import NaiveSequence
 
@@ -30,7 +30,7 @@ class NaiveScheduling(NaiveCopies):
         *,
         known_before: int,
         matched: Matched,
-        partial: tuple[BlockId, int] | None,
+        partial: Partial | None,
         end: int,
         count_max: int | None,
         lookahead: int,
@@ -55,7 +55,7 @@ class NaiveScheduling(NaiveCopies):
         sequence: NaiveSequence,
         known_before: int,
         matched: Matched,
-        partial: tuple[BlockId, int] | None,
+        partial: Partial | None,
         end: int,
         count_max: int | None,
         lookahead: int,
@@ -63,7 +63,7 @@ class NaiveScheduling(NaiveCopies):
     ) -> SequencePlan:
         size = sequence.block_size
         start_block = len(sequence.table)
-        source, partial_count = partial or (None, 0)
+        sources, partial_count = partial or ({}, 0)
         start = sequence.scheduled + len(matched) * size + partial_count
         count = self._allowed(max(end - start, 0), count_max)
         have = start_block + len(matched)
@@ -73,11 +73,11 @@ class NaiveScheduling(NaiveCopies):
         if shared:
             self.check_copy(sequence, shared, start)
         freed = self.left_behind(sequence, min(start, known_before))
-        kept = {block for blocks in matched for block in blocks.values()}
+        kept = {block for blocks in (*matched, sources) for block in blocks.values()}
         self.check_supply(
             new_block_count=max(fit_count - have, 0) + new_count * len(self.windows) + len(shared),
             total_block_count=fit_count + self.window_span(start=start, end_block=have + new_count),
-            kept=kept if source is None else kept | {source},
+            kept=kept,
             gain_count=self.gain_count(freed),
         )
         cached = TokenRange(sequence.scheduled, start)
@@ -86,14 +86,12 @@ class NaiveScheduling(NaiveCopies):
         copies: tuple[BlockCopy, ...] = ()
         if shared:
             copies = self.copy_tails(sequence, shared, start)
-        if source is not None:
+        for source in sources.values():
             self.keep_source(source)
         for table in sequence.tables():
             table.extend(self.take(new_count))
-        if source is not None:
-            own = sequence.table[have]
-            copies = (BlockCopy(sequence.handle, 0, source, own, partial_count, start // size),)
-            self.target_blocks.add(own)
+        if partial is not None:
+            copies = self.copy_partial(sequence, partial, index=have)
         sequence.scheduled_by += [self.applied_step_id] * (partial_count + count)
         sequence.cut = False
         self.sequences[sequence.handle] = sequence

@@ -5,7 +5,6 @@ import numpy as np
 from prefixd.controller.core.messages import (
     AwaitPrefix,
     BlockCopy,
-    BlockId,
     BlockRemap,
     CloseEntry,
     CloseOutcome,
@@ -33,6 +32,7 @@ from prefixd.controller.core.messages import (
     StepReply,
     TokenRange,
 )
+from tests.model.copies import Partial
 from tests.model.naive import Matched, Refused
 from tests.model.scheduling import NaiveScheduling
 from tests.model.sequence import NaiveSequence
@@ -185,9 +185,7 @@ class NaiveLog(NaiveScheduling):
             sequence.token_ids, sequence.identity, own_count=len(sequence.table)
         )
 
-    def _readable_partial(
-        self, sequence: NaiveSequence, matched: Matched
-    ) -> tuple[BlockId, int] | None:
+    def _readable_partial(self, sequence: NaiveSequence, matched: Matched) -> Partial | None:
         if not sequence.cacheable or sequence.skip_cache_read:
             return None
         return self.partial(

@@ -197,7 +197,7 @@ def pool_specs(draw: st.DrawFn) -> PoolSpec:
         vocabulary_size=VOCABULARY_SIZE,
         caching_disabled=draw(st.sampled_from((False,) * 15 + (True,))),
         model_version=draw(st.sampled_from(("", "", "w1"))),
-        sub_block_reuse=draw(st.booleans()) and not windows,
+        sub_block_reuse=draw(st.booleans()),
         merge_duplicates=draw(st.booleans()) and not windows,
         eviction_policy=draw(st.sampled_from(("lru", "retention", "retention", "arbitrary"))),
     )

@@ -76,6 +76,15 @@ class NaiveWindows(NaiveEviction):
             block: key[1] for block, key in self.indexed().items() if not self.is_written(block)
         }
 
+    def blocks_at(self, place: Place) -> dict[int, BlockId]:
+        """Returns the blocks that stand for a place, by group."""
+        windows = {
+            group: self.window_index[group, place]
+            for group in self.windows
+            if (group, place) in self.window_index
+        }
+        return {0: self.index[place]} | windows
+
     def is_indexed(self, block: BlockId) -> bool:
         """Tells whether a block of any group stands for a place."""
         return block in self.index.values() or block in self.window_index.values()
@@ -216,7 +225,6 @@ class NaiveWindows(NaiveEviction):
     def _move_window(self, block: BlockId) -> None:
         band = self.window_claims[block].band
         if block in self.free and self.standing[block] != band:
-            self.free.remove(block)
             self.put(block, band)
 
     # What the full-attention group does, for the window groups.
