@@ -11,10 +11,12 @@ from rich.console import Console
 
 from bench.answers import decode_rate_figures, first_token_figures
 from bench.branches import branch_figures
+from bench.cascade import cascade_figures
 from bench.core import cached_admission_figures, decode_figures, new_admission_figures
 from bench.figures import Figure
 from bench.hashing import hashing_figures
-from bench.kv import divergence_figures
+from bench.kv import kv_figures
+from bench.passes import pass_figures
 from bench.report import print_table, write_json
 from bench.rpc import rpc_figures
 
@@ -22,7 +24,9 @@ GROUPS: dict[str, tuple[Callable[[], list[Figure]], ...]] = {
     "hashing": (hashing_figures,),
     "core": (cached_admission_figures, new_admission_figures, decode_figures, branch_figures),
     "rpc": (rpc_figures,),
-    "kv": (divergence_figures,),
+    "passes": (pass_figures,),
+    "cascade": (cascade_figures,),
+    "kv": (kv_figures,),
     "answers": (first_token_figures, decode_rate_figures),
 }
 """What can be measured, in order."""

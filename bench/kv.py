@@ -1,25 +1,33 @@
-"""What 8-bit KV costs in answers and saves in memory, on the small real model."""
+"""What 8-bit KV costs in answers and time and saves in memory, on the small real model."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from bench.figures import Figure
+from bench.measure import Timed, in_turns, ratio_of
+from bench.small_model import (
+    BLOCK_SIZE,
+    SHARED_TOKEN_COUNT,
+    SHARING_COUNT,
+    decode_pass,
+    filled_runner,
+    small_model,
+)
 from prefixd.clients.demo import scenario
 from prefixd.kernels.layer_kv import FP8_DTYPE
 from prefixd.worker.attention.registry import create_backend
-from prefixd.worker.model.fetch import MODEL_DEFAULT, model_folder
 from prefixd.worker.model.forward import Chunk, flatten
 from prefixd.worker.model.kv_cache import PagedKv
 from prefixd.worker.model.loaded import LoadedModel
-from prefixd.worker.model.loader import load_folder
 from prefixd.worker.model.runner import ModelRunner
 
 TOKEN_COUNT = 768
-BLOCK_SIZE = 16
 ROWS_AT_A_TIME = 64
 """Distributions over the vocabulary that are compared at a time."""
+DECODE_ROUND_COUNT = 5
 DIVERGENCE_MAX_MNAT = {torch.int8: 5.0, FP8_DTYPE: 20.0}
 NAMES = {torch.int8: "int8", FP8_DTYPE: "fp8"}
 
@@ -50,17 +58,14 @@ class Divergence:
     same_top_percent: float
 
 
-def divergence_figures() -> list[Figure]:
-    """Measures the demo's document with 8-bit KV against KV in float32."""
-    torch.set_num_threads(1)
-    folder = model_folder(MODEL_DEFAULT, report=print)
-    model = load_folder(
-        folder,
-        name=MODEL_DEFAULT,
-        backend=create_backend("torch"),
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-    )
+def kv_figures() -> list[Figure]:
+    """Measures 8-bit KV against KV in float32."""
+    model = small_model()
+    return divergence_figures(model) + decode_step_figures(model)
+
+
+def divergence_figures(model: LoadedModel) -> list[Figure]:
+    """Measures the distributions over the demo's document."""
     expected = score(model, torch.float32)
     figures = []
     for dtype, name in NAMES.items():
@@ -83,6 +88,35 @@ def divergence_figures() -> list[Figure]:
                 baseline_value=expected.token_byte_count / 1024,
                 ratio=actual.token_byte_count / expected.token_byte_count,
             ),
+        ]
+    return figures
+
+
+def decode_step_figures(model: LoadedModel) -> list[Figure]:
+    """Measures steps of decode behind 2,048 tokens, of one sequence and of 16 that share them."""
+    backend = create_backend("torch")
+    runners = {
+        dtype: filled_runner(model, backend, kv_dtype=dtype) for dtype in (torch.float32, *NAMES)
+    }
+    figures = []
+    for sequence_count, name in ((1, "one sequence"), (SHARING_COUNT, f"{SHARING_COUNT} sharing")):
+        forward = decode_pass(sequence_count)
+        samples = in_turns(
+            {str(dtype): Timed(partial(runner.run, forward)) for dtype, runner in runners.items()},
+            round_count=DECODE_ROUND_COUNT,
+            warm_up_count=1,
+        )
+        baseline = samples[str(torch.float32)]
+        figures += [
+            Figure(
+                f"{NAMES[dtype]} KV: decode step over {SHARED_TOKEN_COUNT:,} tokens, {name}",
+                samples[str(dtype)].median_us / 1000,
+                "ms",
+                baseline="float32 KV",
+                baseline_value=baseline.median_us / 1000,
+                ratio=ratio_of(samples[str(dtype)], baseline),
+            )
+            for dtype in NAMES
         ]
     return figures
 

@@ -76,6 +76,7 @@ class NaiveEviction(NaiveControl):
         self.claims: dict[Place, NaiveClaim] = {}
         self.parted: set[Place] = set()
         self.standing: dict[BlockId, int] = {}
+        self.has_bands = EVICTION_POLICIES[spec.eviction_policy].band_count > 1
         self.unclaimed = EVICTION_POLICIES[spec.eviction_policy].unclaimed_band
         self._claim_of = claims_of(spec.eviction_policy)
         self._serial = 0
@@ -90,6 +91,9 @@ class NaiveEviction(NaiveControl):
 
     def rest(self, block: BlockId) -> None:
         """Puts a block that became idle, or was refreshed, at the end of its band."""
+        if not self.has_bands:
+            super().rest(block)
+            return
         if block in self.free:
             self.free.remove(block)
         place = self.place_of_block(block)
@@ -111,7 +115,7 @@ class NaiveEviction(NaiveControl):
 
     def close(self, sequence: NaiveSequence, hint: RetentionHint, reason: CloseReason) -> None:
         """Lets a sequence that is about to be released claim the place where it ended."""
-        if sequence.shared_count:
+        if sequence.shared_count and self.has_bands:
             place = sequence.place(sequence.shared_count - 1)
             self._stand(place, self.claim(hint, reason))
             self._reckon(place)
@@ -126,8 +130,8 @@ class NaiveEviction(NaiveControl):
             for block in blocks.values():
                 if block in self.free:
                     self.free.remove(block)
-                    del self.standing[block]
-        for blocks in matched:
+                    self.standing.pop(block, None)
+        for blocks in matched if self.has_bands else ():
             place = self.place_of_block(blocks[0])
             assert place is not None
             self.answer(self.claims, place)
@@ -180,20 +184,23 @@ class NaiveEviction(NaiveControl):
     def _enter(self, place: Place, own: BlockId) -> None:
         above = place[:-1]
         other = self.index.get(place)
-        has_sibling = any(
-            one[:-1] == above and one != place and len(one) == len(place) for one in self.index
+        if not self.has_bands:
+            super()._enter(place, own)
+            return
+        has_sibling = other is None and any(
+            len(one) == len(place) and one[:-1] == above for one in self.index
         )
         super()._enter(place, own)
         if other is not None and self.index[place] != other and other in self.free:
             self.standing.pop(other, None)
-        if other is None and above and has_sibling and above not in self.parted:
+        if has_sibling and above and above not in self.parted:
             self.parted.add(above)
             self._reckon(above)
 
     def cut_tables(self) -> dict[Handle, int]:
         """Takes back what the unexecuted steps scheduled."""
         pending = [place for place, block in self.index.items() if not self.is_written(block)]
-        for place in sorted(pending, key=len, reverse=True):
+        for place in sorted(pending, key=len, reverse=True) if self.has_bands else ():
             self.leave(place)
         for block in self.pending():
             self.standing.pop(block, None)

@@ -185,7 +185,7 @@ class NaiveWindows(NaiveEviction):
     def close(self, sequence: NaiveSequence, hint: RetentionHint, reason: CloseReason) -> None:
         """Lets a sequence claim its blocks in every group."""
         super().close(sequence, hint, reason)
-        for table in sequence.window_tables.values():
+        for table in sequence.window_tables.values() if self.has_bands else ():
             for block in filter(None, table):
                 self._stand_at_window(block, self.claim(hint, reason))
 
@@ -198,7 +198,7 @@ class NaiveWindows(NaiveEviction):
 
     def rest(self, block: BlockId) -> None:
         """Puts an idle block of any group at the end of its band."""
-        if block not in self.window_index.values():
+        if not self.has_bands or block not in self.window_index.values():
             super().rest(block)
             return
         if block not in self.window_claims:

@@ -2,8 +2,9 @@
 
 The block tables form a tree, for sequences share blocks from position 0 on. Rows are put in the
 order of that tree, so each stretch of it belongs to consecutive rows and is one matrix product for
-all of them. Scores land in one (rows, positions) matrix, so one softmax serves every row, and no
-partial results have to be merged.
+all of them. What is left, the short ends that rows have for themselves, is padded to one length and
+makes one product, too. Scores land in one matrix with a line per row, so one softmax serves every
+row, and no partial results have to be merged.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,8 +16,11 @@ from torch import Tensor
 
 from prefixd.kernels.layer_kv import LayerKv
 from prefixd.worker.attention.batch import SequenceRows
-from prefixd.worker.attention.pages import ReadBuffer, Stretch, split_stretches
+from prefixd.worker.attention.pages import Memory, ReadBuffer, Stretch, split_stretches
 from prefixd.worker.attention.seam import LayerTraits
+
+TWIG_TOKEN_COUNT_MAX = 256
+"""A row's own end is worth a product of its own where it is longer; shorter ones are padded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +33,47 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True)
+class Twigs:
+    """The short ends of contexts that rows read alone, one per row, padded to one length.
+
+    Attributes:
+        slots: int64 (decode rows * length,), row by row; padding is the row's own first slot, whose
+            K and V are finite whenever the row's are.
+        is_padding: bool (decode rows, length).
+    """
+
+    slots: Tensor
+    is_padding: Tensor
+
+    @property
+    def length(self) -> int:
+        """Slots per row."""
+        return self.is_padding.shape[1]
+
+
+@dataclass(frozen=True, slots=True)
 class DecodeCascade:
     """The decode rows of one pass.
 
+    Invariant: branches and twigs together give each row its whole context once.
+
     Attributes:
         rows: int64 (decode rows,), their rows in the pass, in the order of the tree.
-        branches: in any order; together they give each row its whole context once.
-        context_token_count_max: of the longest row.
+        branches: what several rows share, and what is long; in any order.
+        twigs: the rest.
     """
 
     rows: Tensor
     branches: tuple[Branch, ...]
-    context_token_count_max: int
+    twigs: Twigs
     _buffer: ReadBuffer = field(default_factory=ReadBuffer)
+    _scores: Memory = field(default_factory=Memory)
+    _softmax: Memory = field(default_factory=Memory)
+
+    @property
+    def branch_column_count(self) -> int:
+        """Columns of the scores that branches fill, by position; those of twigs come behind."""
+        return max((branch.stretch.end_position for branch in self.branches), default=0)
 
     def attend(self, query: Tensor, layer: LayerKv, traits: LayerTraits) -> Tensor:
         """Attends with the decode rows over their whole contexts (no window).
@@ -60,7 +92,7 @@ class DecodeCascade:
         packed = query[self.rows].view(row_count, kv_head_count, -1, query.shape[-1])
         packed = packed.transpose(0, 1).contiguous()
         weights = self._weights(packed, layer, traits).to(query.dtype)
-        output = query.new_zeros((*packed.shape[:3], layer.value_width))
+        output = self._twig_output(weights[..., self.branch_column_count :], layer)
         for branch in self.branches:
             rows = slice(branch.first_row, branch.end_row)
             stretch = branch.stretch
@@ -71,24 +103,53 @@ class DecodeCascade:
         return output.transpose(0, 1).flatten(1, 2)
 
     def _weights(self, packed: Tensor, layer: LayerKv, traits: LayerTraits) -> Tensor:
-        """Softmax of the scores, zero beyond a row's context; the last axis is the positions."""
-        shape = (*packed.shape[:3], self.context_token_count_max)
-        scores = torch.full(shape, -torch.inf, dtype=torch.float32, device=packed.device)
+        """Softmax of the scores, zero where a row sees nothing: (kv heads, rows, heads, columns)"""
+        twig_start = self.branch_column_count
+        shape = torch.Size((*packed.shape[:3], twig_start + self.twigs.length))
+        scores = self._scores.tensor(shape, torch.float32, packed.device).fill_(-torch.inf)
         for branch in self.branches:
             rows = slice(branch.first_row, branch.end_row)
-            part = packed[:, rows]
-            stretch = branch.stretch
-            keys = self._buffer.keys(layer, stretch.slots, packed.dtype)
-            product = torch.matmul(part.flatten(1, 2), keys.permute(1, 2, 0))
-            part_scores = product.float().mul_(traits.scaling)
-            if traits.softcap is not None:
-                part_scores = traits.softcap * torch.tanh(part_scores / traits.softcap)
-            positions = slice(stretch.first_position, stretch.end_position)
-            scores[:, rows, :, positions] = part_scores.view(*part.shape[:3], -1)
-        if traits.sinks is not None:
-            sinks = traits.sinks.float().view(packed.shape[0], 1, -1, 1)
-            scores = torch.cat([scores, sinks.expand(-1, packed.shape[1], -1, -1)], dim=-1)
-        return torch.softmax(scores, dim=-1)[..., : self.context_token_count_max]
+            columns = slice(branch.stretch.first_position, branch.stretch.end_position)
+            keys = self._buffer.keys(layer, branch.stretch.slots, packed.dtype)
+            _multiply(
+                packed[:, rows].flatten(1, 2),
+                keys.permute(1, 2, 0),
+                into=scores[:, rows].flatten(1, 2)[..., columns],
+            )
+        scores[..., twig_start:] = self._twig_scores(packed, layer)
+        scores.mul_(traits.scaling)
+        if traits.softcap is not None:
+            hidden = scores.isneginf()
+            scores.div_(traits.softcap).tanh_().mul_(traits.softcap)
+            scores.masked_fill_(hidden, -torch.inf)
+        weights = self._softmax.tensor(shape, torch.float32, packed.device)
+        if traits.sinks is None:
+            return torch.softmax(scores, dim=-1, out=weights)
+        sinks = traits.sinks.float().view(packed.shape[0], 1, -1, 1)
+        scores = torch.cat([scores, sinks.expand(-1, packed.shape[1], -1, -1)], dim=-1)
+        return torch.softmax(scores, dim=-1)[..., : shape[-1]]
+
+    def _twig_scores(self, packed: Tensor, layer: LayerKv) -> Tensor:
+        """Products, minus infinity at padding: (kv heads, rows, heads, length)."""
+        keys = self._buffer.keys(layer, self.twigs.slots, packed.dtype)
+        keys = keys.view(packed.shape[1], self.twigs.length, *keys.shape[1:])
+        products = torch.matmul(packed.transpose(0, 1), keys.permute(0, 2, 3, 1))
+        products.masked_fill_(self.twigs.is_padding[:, None, None], -torch.inf)
+        return products.transpose(0, 1)
+
+    def _twig_output(self, weights: Tensor, layer: LayerKv) -> Tensor:
+        """Sums (kv heads, rows, heads, length) over V: (kv heads, rows, heads, value width)."""
+        values = self._buffer.values(layer, self.twigs.slots, weights.dtype)
+        values = values.view(weights.shape[1], self.twigs.length, *values.shape[1:])
+        return torch.matmul(weights.transpose(0, 1), values.transpose(1, 2)).transpose(0, 1)
+
+
+def _multiply(left: Tensor, right: Tensor, *, into: Tensor) -> None:
+    """Batched matrix product into a part of a larger tensor, of the same or a wider dtype."""
+    if left.dtype == into.dtype:
+        torch.matmul(left, right, out=into)
+    else:
+        into.copy_(torch.matmul(left, right))
 
 
 def build_cascade(
@@ -109,18 +170,22 @@ def build_cascade(
     return DecodeCascade(
         rows=torch.tensor([rows.query_start for rows in ordered], device=device),
         branches=tuple(tree.branches(0, len(ordered), 0)),
-        context_token_count_max=max(rows.context_token_count for rows in ordered),
+        twigs=tree.twigs(),
     )
 
 
 class _Tree:
-    """Sequences in lexical order of their full blocks, so a common prefix is a range of rows."""
+    """Sequences in lexical order of their full blocks, so a common prefix is a range of rows.
+
+    Invariant: `_twig_starts` tells of each row where its twig begins; its branches end there.
+    """
 
     def __init__(
         self, ordered: Sequence[SequenceRows], *, block_size: int, device: torch.device
     ) -> None:
         self._tables = [np.asarray(rows.block_ids, dtype=np.int64) for rows in ordered]
-        self._contexts = [rows.context_token_count for rows in ordered]
+        self._contexts = np.array([rows.context_token_count for rows in ordered], np.int64)
+        self._twig_starts = self._contexts.copy()
         self._block_size = block_size
         self._device = device
 
@@ -130,8 +195,10 @@ class _Tree:
         while row < end_row:
             sharing = self._end_of_sharing(row, end_row, first_block)
             first_position = first_block * self._block_size
-            if sharing == row + 1:
-                yield from self._stretches(row, sharing, first_position, self._contexts[row])
+            if sharing == row + 1 and self._contexts[row] - first_position <= TWIG_TOKEN_COUNT_MAX:
+                self._twig_starts[row] = first_position
+            elif sharing == row + 1:
+                yield from self._stretches(row, sharing, first_position, int(self._contexts[row]))
             else:
                 shared_end = self._shared_block_count(row, sharing - 1)
                 shared_position = shared_end * self._block_size
@@ -139,8 +206,23 @@ class _Tree:
                 yield from self.branches(row, sharing, shared_end)
             row = sharing
 
+    def twigs(self) -> Twigs:
+        """What the branches, which must be complete, leave."""
+        offsets = np.arange(int((self._contexts - self._twig_starts).max()))
+        positions = self._twig_starts[:, None] + offsets
+        is_padding = positions >= self._contexts[:, None]
+        positions[is_padding] = 0
+        size = self._block_size
+        slots = np.empty_like(positions)
+        for line, of_row, table in zip(slots, positions, self._tables, strict=True):
+            line[:] = table[of_row // size] * size + of_row % size
+        return Twigs(
+            torch.from_numpy(slots.reshape(-1)).to(self._device),
+            torch.from_numpy(is_padding).to(self._device),
+        )
+
     def _full_block_count(self, row: int) -> int:
-        return self._contexts[row] // self._block_size
+        return int(self._contexts[row]) // self._block_size
 
     def _end_of_sharing(self, row: int, end_row: int, block: int) -> int:
         """Behind the last row that has the same full block at index ``block``."""

@@ -26,8 +26,8 @@ class ReadBuffer:
     """
 
     def __init__(self) -> None:
-        self._gathered = _Memory()
-        self._floats = _Memory()
+        self._gathered = Memory()
+        self._floats = Memory()
 
     def keys(self, layer: LayerKv, slots: slice | Tensor, dtype: torch.dtype) -> Tensor:
         """K at some slots as floats, valid until the next read.
@@ -65,7 +65,7 @@ class ReadBuffer:
         return gathered.view(pool.dtype)
 
 
-class _Memory:
+class Memory:
     """One tensor that grows as it must."""
 
     def __init__(self) -> None:

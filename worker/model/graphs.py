@@ -1,7 +1,8 @@
 """Recording the work of a device once, to start all of it at once ever after."""
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,31 +41,32 @@ class GraphRecorder(Protocol):
 class CudaGraphRecorder:
     """Records CUDA graphs; all of one recorder take their work space from one memory pool.
 
-    Invariant: graphs of one recorder run one after the other, so they can share that memory.
+    Invariants: graphs of one recorder run one after the other, so they can share that memory; all
+    are recorded on one stream, without which they would not.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         with torch.cuda.device(device):
             self._pool = torch.cuda.graph_pool_handle()
+            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call] # theirs
             self._marked = torch.cuda.Event()  # type: ignore[no-untyped-call] # theirs
 
     def record(self, run: Callable[[], None]) -> Graph:
         """See `GraphRecorder`."""
-        with torch.cuda.device(self._device):
-            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call] # theirs
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
+        # A recording that fails leaves its stream in place, so ours is put back in any case.
+        with torch.cuda.device(self._device), torch.cuda.stream(torch.cuda.current_stream()):
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
                 for _ in range(WARM_UP_COUNT):
                     run()
-            torch.cuda.current_stream().wait_stream(stream)
-            # A tensor that is collected while a graph is recorded would be given back within it.
-            gc.collect()
+            torch.cuda.current_stream().wait_stream(self._stream)
             graph = torch.cuda.CUDAGraph()
             # Other threads may use the device meanwhile.
-            with torch.cuda.graph(
-                graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"
-            ):
+            recording = torch.cuda.graph(
+                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+            )
+            with _without_collection(), recording:
                 run()
         return graph
 
@@ -76,6 +78,18 @@ class CudaGraphRecorder:
     def wait(self) -> None:
         """See `GraphRecorder`."""
         self._marked.synchronize()
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Keeps the garbage collector still: what it destroys must not end up in a recording."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @dataclass(frozen=True, slots=True, order=True)

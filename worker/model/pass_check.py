@@ -59,15 +59,15 @@ def _check_group(
     block_counts = -(-contexts // kv.block_size)
     for table_length, block_count in zip(table_lengths, block_counts, strict=True):
         assert table_length >= block_count, f"{table_length} blocks, {block_count} are read"
-    assert tables.min(initial=0) >= 0, "block ids lie in the pool"
-    assert tables.max(initial=0) < kv.block_count, "block ids lie in the pool"
-    columns = np.arange(tables.shape[1])
+    # As unsigned numbers, negative ones are too large, too.
+    assert tables.view(np.uint32).max(initial=0) < kv.block_count, "block ids lie in the pool"
     first_read = np.array(
         [group.first_read_block(int(p), block_size=kv.block_size) for p in first_positions],
         np.int64,
     )
-    is_read = (columns >= first_read[:, None]) & (columns < block_counts[:, None])
-    assert not (is_read & (tables == 0)).any(), "block ids lie in the pool"
+    empty_rows, empty = np.nonzero(tables == 0)
+    is_read = (empty >= first_read[empty_rows]) & (empty < block_counts[empty_rows])
+    assert not is_read.any(), "block ids lie in the pool"
     sequences = np.repeat(np.arange(len(counts)), counts)
     expected_positions = np.arange(len(positions)) + (first_positions - starts)[sequences]
     assert np.array_equal(positions, expected_positions), "positions are consecutive"

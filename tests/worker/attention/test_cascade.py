@@ -20,6 +20,12 @@ from tests.support.models import CPU
 BLOCK_COUNT = 64
 
 
+def twig_slots(cascade: DecodeCascade, place: int) -> list[int]:
+    """The slots that a row reads alone in its twig, padding left out."""
+    slots = cascade.twigs.slots.view(-1, cascade.twigs.length)[place]
+    return slots[~cascade.twigs.is_padding[place]].tolist()
+
+
 def slots_of(branch: Branch) -> list[int]:
     """The slots that a branch reads, in order of position."""
     slots = branch.stretch.slots
@@ -62,7 +68,7 @@ def forests(draw: st.DrawFn) -> tuple[int, list[SequenceRows]]:
 @settings(max_examples=100)
 @given(forests())
 def test_branches_give_each_row_its_context_once(forest: tuple[int, list[SequenceRows]]) -> None:
-    """Every position of every row, at the slot that its table says."""
+    """Every position of every row, at the slot that its table says: branches first, then twigs."""
     block_size, sequences = forest
     cascade = build_cascade(sequences, block_size=block_size, device=CPU)
     assert sorted(cascade.rows.tolist()) == list(range(len(sequences)))
@@ -74,20 +80,24 @@ def test_branches_give_each_row_its_context_once(forest: tuple[int, list[Sequenc
                 assert not seen.keys() & set(positions)
                 seen.update(zip(positions, slots_of(branch), strict=True))
         rows = sequences[row]
-        expected = {
-            position: rows.block_ids[position // block_size] * block_size + position % block_size
+        expected = [
+            rows.block_ids[position // block_size] * block_size + position % block_size
             for position in range(rows.context_token_count)
-        }
-        assert expected == seen
+        ]
+        branch_end = len(seen)
+        assert list(range(branch_end)) == sorted(seen)
+        actual = [seen[position] for position in range(branch_end)] + twig_slots(cascade, place)
+        assert expected == actual
 
 
 @settings(max_examples=100)
 @given(forests())
-def test_no_slot_is_read_by_two_branches(forest: tuple[int, list[SequenceRows]]) -> None:
+def test_no_slot_is_read_twice(forest: tuple[int, list[SequenceRows]]) -> None:
     """Shared blocks are read once, however many rows share them and however deep."""
     block_size, sequences = forest
     cascade = build_cascade(sequences, block_size=block_size, device=CPU)
     reads = Counter(slot for branch in cascade.branches for slot in slots_of(branch))
+    reads.update(slot for place in range(len(sequences)) for slot in twig_slots(cascade, place))
     assert {1} == set(reads.values())
 
 
@@ -124,9 +134,34 @@ def test_short_runs_are_gathered_together(run_block_count: int) -> None:
     """A run of 64 tokens is read in place, shorter neighbours share one gather."""
     run = list(range(20, 20 + run_block_count))
     table = [9, 3, *run, 7, 5]
-    cascade: DecodeCascade = build_cascade(
-        decode_rows([table], [16 * len(table)]), block_size=16, device=CPU
-    )
+    sequences = decode_rows([table, table], [16 * len(table), 16 * len(table)])
+    cascade = build_cascade(sequences, block_size=16, device=CPU)
     kinds = [type(branch.stretch.slots) for branch in cascade.branches]
     expected = {3: [torch.Tensor], 4: [torch.Tensor, slice, torch.Tensor]}
     assert expected[run_block_count] == kinds
+
+
+@pytest.mark.parametrize(("token_count", "is_branch"), [(256, False), (257, True)])
+def test_long_ends_are_branches_of_their_own(token_count: int, *, is_branch: bool) -> None:
+    """One long end must not make every row's padding long."""
+    shared = list(range(1, 5))
+    tables = [[*shared, 40], [*shared, *range(10, 27)]]
+    contexts = [64 + 3, 64 + token_count]
+    cascade = build_cascade(decode_rows(tables, contexts), block_size=16, device=CPU)
+    expected = [slice(16, 80)] + [slice(160, 160 + token_count)] * is_branch
+    assert expected == [branch.stretch.slots for branch in cascade.branches]
+    assert cascade.twigs.length == (3 if is_branch else token_count)
+
+
+def test_rows_that_end_with_a_shared_block_have_no_twig() -> None:
+    """Nothing is left to pad, and nothing goes wrong for it."""
+    tables = [[3, 4], [3, 4]]
+    sequences = decode_rows(tables, [32, 32])
+    cascade = build_cascade(sequences, block_size=16, device=CPU)
+    assert cascade.twigs.length == 0
+    query = torch.randn(2, 2, 8, generator=torch.Generator().manual_seed(1))
+    layer = LayerKv(*torch.randn(2, 96, 2, 8, generator=torch.Generator().manual_seed(2)))
+    batch = build_batch(torch.zeros(2, dtype=torch.int64), sequences, block_size=16)
+    traits = LayerTraits(scaling=0.5)
+    expected = ReferenceBackend().plan(batch).attend(query, layer, traits)
+    torch.testing.assert_close(cascade.attend(query, layer, traits), expected, atol=1e-5, rtol=1e-5)
