@@ -10,7 +10,11 @@ from pathlib import Path
 
 import pytest
 
-BACKEND_TESTS = ("tests/worker/attention/test_backends.py", "tests/worker/model/test_guard.py")
+BACKEND_TESTS = (
+    "tests/worker/attention/test_backends.py",
+    "tests/worker/attention/test_families.py",
+    "tests/worker/model/test_guard.py",
+)
 
 
 def run_interpreted(folder: Path, *arguments: str) -> None:

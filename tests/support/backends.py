@@ -7,7 +7,10 @@ import os
 import pytest
 import torch
 
-from prefixd.worker.attention.registry import BACKENDS
+from prefixd.worker.attention.batch import AttentionBatch
+from prefixd.worker.attention.registry import BACKENDS, create_backend
+from prefixd.worker.attention.sdpa import SdpaBackend, SdpaPlan
+from prefixd.worker.attention.seam import AttentionBackend
 
 CAN_RUN_TRITON = torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -20,3 +23,24 @@ def every_backend() -> list[object]:
         pytest.param(name, marks=[needs_triton] if name == "triton" else [])
         for name in sorted(BACKENDS)
     ]
+
+
+class WithoutCascade(SdpaBackend):
+    """The torch backend with a fused attention for each decode row, as for any others."""
+
+    def plan(self, batch: AttentionBatch) -> SdpaPlan:
+        """Nothing is read for several rows at once."""
+        return SdpaPlan(batch, batch.sequences, None)
+
+
+WITHOUT_CASCADE = "torch-without-cascade"
+
+
+def contract_backends() -> list[object]:
+    """What the contract holds for: `every_backend`, and torch without its cascade."""
+    return [*every_backend(), WITHOUT_CASCADE]
+
+
+def contract_backend(name: str) -> AttentionBackend:
+    """Makes one of `contract_backends`."""
+    return WithoutCascade() if name == WITHOUT_CASCADE else create_backend(name)

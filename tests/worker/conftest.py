@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ from prefixd.worker.attention.registry import create_backend
 from prefixd.worker.model.fetch import MODEL_DEFAULT, model_folder
 from prefixd.worker.model.loaded import LoadedModel
 from prefixd.worker.model.loader import load_folder
-from tests.support.models import CPU, eager_folder
+from tests.support.families import FAMILIES
+from tests.support.models import CPU, eager_folder, in_one_group, random_model
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -21,6 +24,15 @@ def one_torch_thread() -> None:
     """Two threads on two shared cores are slower than one, and bitwise tests count on one."""
     torch.set_num_threads(1)
     transformers_logging.disable_progress_bar()
+
+
+@pytest.fixture(scope="session")
+def family_model() -> Callable[[str], LoadedModel]:
+    """Makes the model of a name in FAMILIES, of one KV group; once for all tests.
+
+    It skips the test where the installed transformers lacks the family.
+    """
+    return cache(lambda family: in_one_group(random_model(FAMILIES[family].config())))
 
 
 @pytest.fixture(scope="session")

@@ -102,7 +102,8 @@ def check_numbers(
     if backend.is_bitwise_reproducible and not _is_reproducible(runner, first, actual[0]):
         reason = (
             "its layers are not bitwise reproducible on this machine (a mixture of experts is not: "
-            "the tokens of a pass share its matrix products by their routing)"
+            "the tokens of a pass share its matrix products by their routing; nor are sums over "
+            "more than two ranks)"
         )
         raise ModelRefused(model_name=model_name, reason=reason)
 

@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from typing import NoReturn
 
+from prefixd.worker.config import ConfigInvalid
 from prefixd.worker.logs import json_logger
+from prefixd.worker.model.errors import ModelRefused, ModelUnavailable
 from prefixd.worker.model.runner import ModelRunner
 from prefixd.worker.model_setup import settle
 from prefixd.worker.parallel.frames import decode_work
@@ -17,6 +19,8 @@ from prefixd.worker.parallel.messages import (
     encode_answer,
 )
 
+REFUSALS = (ConfigInvalid, ModelRefused, ModelUnavailable)
+"""Errors that rank 0 meets as well, and tells."""
 LOG_LEVEL = "error"
 """Rank 0 tells the rest."""
 
@@ -50,7 +54,8 @@ def follow(receive: Callable[[], bytes], answer: Callable[[bytes], None]) -> NoR
                 runner.run(work)
             answer(encode_answer(Answer()))
     except Exception as error:
-        log.error("rank_failed", rank=rank, exc_info=error)
+        if not isinstance(error, REFUSALS):
+            log.error("rank_failed", rank=rank, exc_info=error)
         answer(encode_answer(Answer(failure=f"{type(error).__name__}: {error}")))
         raise SystemExit(1) from error
 

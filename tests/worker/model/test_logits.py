@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,15 +17,14 @@ TOKEN_COUNT = 75
 
 
 def subject_of(model: LoadedModel) -> Subject:
-    """A tiny model beside its eager twin."""
-    model = in_one_group(model)
+    """A tiny model of one KV group beside its eager twin."""
     return Subject(model, eager_twin(model), TOKEN_COUNT)
 
 
 @pytest.fixture(scope="module", params=sorted(CONFIGS))
 def tiny(request: pytest.FixtureRequest) -> Subject:
     """One model of each kind of attention, of three layers."""
-    return subject_of(random_model(CONFIGS[request.param]()))
+    return subject_of(in_one_group(random_model(CONFIGS[request.param]())))
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +41,11 @@ def test_tiny_model_equals_transformers(tiny: Subject, check: str, backend: str)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_family_equals_transformers(family: str) -> None:
+def test_family_equals_transformers(
+    family: str, family_model: Callable[[str], LoadedModel]
+) -> None:
     """Every configuration of every family that the guard serves, cut in every way."""
-    subject = subject_of(random_model(FAMILIES[family].config()))
+    subject = subject_of(family_model(family))
     for check in CHECKS.values():
         check(subject, "torch")
 
