@@ -178,20 +178,22 @@ class Claims:
         """Compute the band of a run, and of those that it stands behind as far as it changes.
 
         An idle run that changes its band goes to the end of the new one, and those that it stands
-        behind follow it there (S19).
+        behind follow it there, even where they stood in it before (S19).
         """
+        moved_band: int | None = None
         above: CachedRun | None = run
         while above is not None:
             claims = _claims_of(above)
             before = claims.band
             band = self.band_of(claims)
-            if band == before:
+            if band == before and (band is None or band != moved_band):
                 return
             claims.band = band
             if above.is_linked:
                 self._move(above)
+                moved_band = above.band
             above = _lane_above(above)
-            if above is not None:
+            if above is not None and band != before:
                 _claims_of(above).recount(before, band)
 
     def _move(self, run: CachedRun) -> None:

@@ -16,12 +16,16 @@ from prefixd.controller.core.state import PoolState, StepContext
 
 @dataclass(frozen=True, slots=True)
 class SharedTail:
-    """The first `token_count` tokens of a shared block, which a writer needs in one of its own."""
+    """The first `token_count` tokens of a shared block, which a writer needs in one of its own.
+
+    `is_read`: an earlier entry of the step made the writer read the block.
+    """
 
     block_index: int
     source_block_id: BlockId
     token_count: int
     is_ready: bool
+    is_read: bool
 
     def check_ready(self) -> None:
         """Raise CopyInSameStep unless earlier steps left the tokens where they are copied from."""
@@ -52,6 +56,7 @@ def shared_tail(state: PoolState, sequence: Sequence, *, position: int) -> Share
         token_count=token_count,
         is_ready=state.log.scheduled_before(sequence.row) >= position
         and not state.supply.is_target(block_id),
+        is_read=bool(columns.planned_step_id[sequence.row] == state.log.next_id),
     )
 
 
@@ -72,16 +77,15 @@ def copy_tail(
     state: PoolState, step: StepContext, sequence: Sequence, tail: SharedTail, target_block_id: int
 ) -> BlockCopy:
     """Put a new block into the table in place of a shared one; returns the copy to make."""
-    row = sequence.row
     state.supply.replace_shared(
         sequence,
         tail.block_index,
         target_block_id,
         now_ms=step.now_ms,
         step_id=step.step_id,
-        is_read=bool(state.columns.planned_step_id[row] == step.step_id),
+        is_read=tail.is_read,
     )
-    state.columns.planned_step_id[row] = step.step_id
+    state.columns.planned_step_id[sequence.row] = step.step_id
     step.copy_count += 1
     return BlockCopy(
         handle=sequence.handle,

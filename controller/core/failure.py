@@ -113,9 +113,6 @@ def _cut_table(state: PoolState, sequence: Sequence, *, now_ms: int) -> CutSeque
             own_block_id = state.twins.drop_twin(sequence, lane, start)
             if state.twins.leave_table(own_block_id):
                 uncached.append(own_block_id)
-            if state.windows.count and lane.is_linked:
-                # Its place is a window's that is gone; it stays behind its descendants (S19).
-                state.supply.refresh(lane, now_ms=now_ms, step_id=state.log.next_id)
         elif not lane.pending:
             assert state.windows.count, "nothing published stands behind an unwritten block"
             uncached.extend(state.supply.leave(lane, now_ms=now_ms, step_id=state.log.next_id))

@@ -189,7 +189,7 @@ def sequence(pool: Pool, sequence_id: str) -> SequenceView:
         handle=found.handle,
         known_count=int(columns.known[row]),
         scheduled_count=int(columns.scheduled[row]),
-        written_count=_written_count(pool, found),
+        written_count=int(columns.written[row]),
         cached_count=found.cached_count,
         block_count=found.block_count,
         identity=found.identity,
@@ -198,23 +198,6 @@ def sequence(pool: Pool, sequence_id: str) -> SequenceView:
         recomputed_token_count=found.recomputed_count,
         model_version=found.model_version,
         cut=bool(columns.cut[row]),
-    )
-
-
-def _written_count(pool: Pool, sequence: Sequence) -> int:
-    """Count the leading written tokens: a joined prefix is written before the own first step."""
-    columns = pool.state.columns
-    joined_block_count = 0
-    for node, start in reversed(list(sequence.path())):
-        if start in sequence.twins:
-            break
-        joined_block_count = start + node.lane.published_count
-        if node.lane.pending:
-            break
-    joined_count = joined_block_count * pool.spec.block_size
-    return min(
-        max(joined_count, int(columns.written[sequence.row])),
-        int(columns.scheduled[sequence.row]),
     )
 
 

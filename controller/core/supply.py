@@ -148,11 +148,6 @@ class Supply:
         self._leave_lane(lane, uncached, now_ms=now_ms, step_id=step_id)
         return uncached
 
-    def refresh(self, lane: Lane, *, now_ms: int, step_id: StepId) -> None:
-        """Move an idle lane to the end of the free order."""
-        self._order.remove(lane)
-        self._append(lane, now_ms=now_ms, step_id=step_id)
-
     def _leave_lane(self, lane: Lane, uncached: list[int], *, now_ms: int, step_id: StepId) -> None:
         lane.holder_count -= 1
         if lane.holder_count:

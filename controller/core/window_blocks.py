@@ -72,10 +72,18 @@ class WindowBlock(CachedRun):
     Invariants: it stands in `holder_count` tables; it is linked in the free order exactly while
     that is 0. `place` is where the index has it, None while it has it nowhere. `step_id` is the
     step that writes it, once it is full; `read_step_id` the last step that a reader of it was
-    planned and left it in.
+    planned and left it in; `source_step_id` the last step that copies from it.
     """
 
-    __slots__ = ("group_index", "holder_count", "last_use_ms", "place", "read_step_id", "step_id")
+    __slots__ = (
+        "group_index",
+        "holder_count",
+        "last_use_ms",
+        "place",
+        "read_step_id",
+        "source_step_id",
+        "step_id",
+    )
 
     def __init__(self, block_id: int, *, group_index: int) -> None:
         super().__init__(array("q", (block_id,)))
@@ -85,6 +93,11 @@ class WindowBlock(CachedRun):
         self.place: WindowPlace | None = None
         self.step_id = StepId(0)
         self.read_step_id = StepId(0)
+        self.source_step_id = StepId(0)
+
+    def is_used_by(self, step_id: StepId) -> bool:
+        """Tell whether a step reads or copies the block for somebody who has left it (S22)."""
+        return step_id in (self.read_step_id, self.source_step_id)
 
     @property
     def block_id(self) -> BlockId:

@@ -103,6 +103,7 @@ def copy_window_tails(
             target_block_id,
             now_ms=step.now_ms,
             step_id=step.step_id,
+            is_read=tail.is_read,
         )
         copies.append(
             BlockCopy(

@@ -128,7 +128,7 @@ class WindowGroups:
 
     def keep_source(self, block: WindowBlock, *, now_ms: int, step_id: StepId) -> None:
         """Withhold a block that this step copies from; an idle one is used last now."""
-        block.read_step_id = step_id
+        block.source_step_id = step_id
         if block.is_linked:
             self._order.remove(block)
             block.last_use_ms = now_ms
@@ -177,7 +177,7 @@ class WindowGroups:
             return 0
         blocks = [sequence.window_tables[one.group_index].blocks[one.block_index] for one in freed]
         return sum(
-            block is not None and block.holder_count == 1 and block.read_step_id != step_id
+            block is not None and block.holder_count == 1 and not block.is_used_by(step_id)
             for block in blocks
         )
 
@@ -224,10 +224,10 @@ class WindowGroups:
             block.last_use_ms = now_ms
             self._claims.place(block)
             self._order.append(block)
-            if block.read_step_id == step_id:
+            if block.is_used_by(step_id):
                 self._order.withhold(block)
         for block in reversed(uncached):
-            if block.read_step_id == step_id:
+            if block.is_used_by(step_id):
                 self._order.push_front_withheld(block.block_ids)
             else:
                 self._order.push_front(block.block_ids)
@@ -250,16 +250,19 @@ class WindowGroups:
         *,
         now_ms: int,
         step_id: StepId,
+        is_read: bool,
     ) -> int:
         """Put a block in place of a shared one, whose content this step copies (S16).
 
-        Returns the shared one; it is not handed out before the step ends (S22).
+        Returns the shared one; it is not handed out before the step ends (S22). `is_read`: an
+        earlier entry of the step made the sequence read it.
         """
         table = sequence.window_tables[group_index]
         source = table.blocks[block_index]
         assert source is not None, "the tail of a table is in its window"
         table.blocks[block_index] = WindowBlock(block_id, group_index=group_index)
-        self._leave((source,), now_ms=now_ms, step_id=step_id, is_read=True)
+        source.source_step_id = step_id
+        self._leave((source,), now_ms=now_ms, step_id=step_id, is_read=is_read)
         return source.block_id
 
     def has_window(self, sequence: Sequence, *, token_count: int) -> bool:

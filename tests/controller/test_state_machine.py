@@ -14,6 +14,7 @@ from prefixd.controller.core.hashing import HASHES, Hasher
 from prefixd.controller.core.hints import RetentionHint
 from prefixd.controller.core.limits import STEPS_IN_FLIGHT_MAX
 from prefixd.controller.core.messages import (
+    BlockId,
     CloseEntry,
     CloseReason,
     DecodeOutcome,
@@ -39,6 +40,7 @@ from tests.model.compare import (
     assert_equal_tables,
 )
 from tests.model.digests import root_digest
+from tests.model.eviction import evict
 from tests.model.malformed import MALFORMED
 from tests.model.sequence import NaiveSequence
 from tests.model.steps import NaiveLog
@@ -50,12 +52,12 @@ from tests.model.strategies import (
     extensions,
     forkings,
     openings,
+    pool_specs,
     retention_hints,
     rows,
 )
 
 SEED = "0"
-VOCABULARY_SIZE = 8
 STEP_MS = 10
 """Time that passes from one step to the next."""
 SEQUENCES_MAX = 6
@@ -79,39 +81,9 @@ class PoolMachine(RuleBasedStateMachine):
         self.preempted: list[tuple[list[int], Identity, int]] = []
         self.opened_count = 0
 
-    @initialize(
-        algorithm=st.sampled_from(sorted(HASHES)),
-        block_size=st.integers(1, 4),
-        block_count=st.sampled_from((20, 12, 32, 8, 48)),
-        caching_disabled=st.sampled_from((False,) * 15 + (True,)),
-        model_version=st.sampled_from(("", "", "w1")),
-        sub_block_reuse=st.booleans(),
-        merge_duplicates=st.booleans(),
-        eviction_policy=st.sampled_from(("lru", "retention", "retention", "arbitrary")),
-    )
-    def register(
-        self,
-        algorithm: str,
-        block_size: int,
-        block_count: int,
-        caching_disabled: bool,
-        model_version: str,
-        sub_block_reuse: bool,
-        merge_duplicates: bool,
-        eviction_policy: str,
-    ) -> None:
+    @initialize(algorithm=st.sampled_from(sorted(HASHES)), spec=pool_specs())
+    def register(self, algorithm: str, spec: PoolSpec) -> None:
         """Makes both pools."""
-        spec = PoolSpec(
-            pool_name="machine",
-            block_count=block_count,
-            block_size=block_size,
-            vocabulary_size=VOCABULARY_SIZE,
-            caching_disabled=caching_disabled,
-            model_version=model_version,
-            sub_block_reuse=sub_block_reuse,
-            merge_duplicates=merge_duplicates,
-            eviction_policy=eviction_policy,
-        )
         self.algorithm = algorithm
         self.root = root_digest(algorithm, seed=SEED)
         with mock.patch.dict(EVICTION_POLICIES, {"arbitrary": Arbitrary}):
@@ -305,7 +277,9 @@ class PoolMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.begun is None)
     @rule(
-        call=st.sampled_from(("repeat", "malform", "match", "hash_slice", "flush", "bump")),
+        call=st.sampled_from(
+            ("repeat", "malform", "match", "hash_slice", "flush", "bump", "evict")
+        ),
         number=st.integers(0, len(MALFORMED) - 1),
         opening=openings(),
         look=LOOKS,
@@ -325,6 +299,8 @@ class PoolMachine(RuleBasedStateMachine):
                 self.flush()
             case "bump":
                 self.bump(("w2", "w1", "")[number % 3])
+            case "evict":
+                self.evict(number)
         self.compare(look=look)
 
     def repeat(self, number: int) -> None:
@@ -364,6 +340,21 @@ class PoolMachine(RuleBasedStateMachine):
         """Another version of the weights comes into force (S4)."""
         dropped = self.pool.set_model_version(model_version)
         assert dropped == self.model.set_model_version(model_version)
+
+    def evict(self, number: int) -> None:
+        """Evicts what two blocks hold, published ones by their digests or not (S13, S19)."""
+        usable_count = self.model.spec.block_count - 1
+        named = {BlockId(1 + drawn % usable_count) for drawn in (number, number * 7)}
+        published = self.model.published()
+        digested = {published[block] for block in named if block in published and number % 2}
+        digests = {
+            self.model.digest_of(place, algorithm=self.algorithm, root=self.root)
+            for place in digested
+        }
+        named = {block for block in named if published.get(block) not in digested}
+        dropped = self.pool.evict_blocks(block_ids=named, digests=digests)
+        expected = evict(self.model, named, digested)
+        assert (dropped.block_count, dropped.held_block_count) == expected
 
     def teardown(self) -> None:
         """Closes everything: nothing is held, and a flush succeeds."""

@@ -64,13 +64,20 @@ def seen_of_pool(pool: Pool) -> dict[str, object]:
             for row in blocks
             if row.content is BlockContent.PUBLISHED
         },
+        "places": {
+            int(row.block_id): (row.group_index, row.block_index)
+            for row in blocks
+            if row.content is not BlockContent.PRIVATE
+        },
         "pending": {
             int(row.block_id): row.block_hash
             for row in blocks
             if row.content is BlockContent.PENDING
         },
         "tables": {
-            row.sequence_id: inspect.block_tables(pool, row.sequence_id)[0].tolist()
+            row.sequence_id: [
+                table.tolist() for table in inspect.block_tables(pool, row.sequence_id)
+            ]
             for row in sequences
         },
         "sequences": {
@@ -101,8 +108,9 @@ def seen_of_pool(pool: Pool) -> dict[str, object]:
 def seen_of_model(model: NaiveLog, *, algorithm: str, root: bytes) -> dict[str, object]:
     """Returns the same of the naive model; digests are computed from content."""
     published, pending = model.published(), model.pending()
+    indexed = model.indexed()
     held = model.reference_counts()
-    evictable = sum(block not in held for block in model.index.values())
+    evictable = sum(block not in held for block in indexed)
     states = {
         BlockState.FREE: len(model.free) - evictable,
         BlockState.EVICTABLE: evictable,
@@ -117,8 +125,9 @@ def seen_of_model(model: NaiveLog, *, algorithm: str, root: bytes) -> dict[str, 
         },
         # A pending block stands in no digest answer (S10).
         "pending": dict.fromkeys(pending),
+        "places": {block: (group, len(place) - 1) for block, (group, place) in indexed.items()},
         "tables": {
-            sequence.sequence_id: list(sequence.table) for sequence in model.sequences.values()
+            sequence.sequence_id: sequence.tables() for sequence in model.sequences.values()
         },
         "sequences": {
             sequence.sequence_id: {
@@ -151,8 +160,8 @@ def assert_equal_tables(pool: Pool, model: NaiveLog) -> None:
     view = inspect.pool_view(pool)
     assert [int(block) for block in inspect.free_order(pool)] == list(model.free)
     for sequence in model.sequences.values():
-        (table,) = inspect.block_tables(pool, sequence.sequence_id)
-        assert table.tolist() == list(sequence.table), sequence.sequence_id
+        tables = inspect.block_tables(pool, sequence.sequence_id)
+        assert [table.tolist() for table in tables] == sequence.tables(), sequence.sequence_id
     assert view.sequence_count == len(model.sequences)
     assert view.published_block_count == len(model.published())
     assert view.pending_block_count == len(model.pending())

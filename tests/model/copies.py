@@ -2,37 +2,49 @@
 
 from collections.abc import Iterable, Sequence
 
-from prefixd.controller.core.messages import BlockId, BlockRemap, Handle, Identity, PrefixMatch
+from prefixd.controller.core.messages import (
+    BlockCopy,
+    BlockId,
+    BlockRemap,
+    Handle,
+    Identity,
+    PrefixMatch,
+)
 from tests.model.digests import extra_keys
-from tests.model.naive import Refused
-from tests.model.policies import NaiveEviction
+from tests.model.naive import Matched, Refused
 from tests.model.sequence import NaiveSequence
+from tests.model.windows import NaiveWindows
+
+Partial = tuple[dict[int, BlockId], int]
+"""The blocks at a place, by group, and how many of its tokens match."""
 
 
-class NaiveCopies(NaiveEviction):
+class NaiveCopies(NaiveWindows):
     """A naive pool whose sequences may share partial blocks (S16), and match inside blocks."""
 
     def partial(
-        self, token_ids: list[int], identity: Identity, matched: list[BlockId], *, step_id: int
-    ) -> tuple[BlockId, int] | None:
-        """Returns the block that has most of the tokens behind a match in front, the oldest of
-        equals, and how many; one that an earlier step scheduled."""
+        self, token_ids: list[int], identity: Identity, matched: Matched, *, step_id: int
+    ) -> Partial | None:
+        """Returns the blocks of the place that has most of the tokens behind a match in front, the
+        oldest of equals, and how many. An earlier step scheduled them, in every group."""
         if not self.spec.sub_block_reuse or not self.may_match(identity):
             return None
         index = len(matched)
         size = self.spec.block_size
         wanted = token_ids[index * size : len(token_ids) - 1]
-        front = self._place(token_ids, identity, index - 1) if index else ()
+        front = self.place_in(token_ids, identity, index - 1) if index else ()
         keys = self._keys(identity, index)
-        best: tuple[BlockId, int] | None = None
-        for place, block in self.index.items():
+        best: Partial | None = None
+        for place in self.index:
             if len(place) != index + 1 or place[:index] != front or place[index][1] != keys:
                 continue
-            if index == 0 and place[0][1] != keys:
-                continue
+            sources = self.blocks_at(place)
+            is_ready = all(self.step_of_block[block] < step_id for block in sources.values())
             count = common_count(wanted, place[index][0])
-            if self.step_of_block[block] < step_id and count > (best[1] if best else 0):
-                best = (block, count)
+            if len(sources) <= len(self.windows) or not is_ready:
+                continue
+            if count > (best[1] if best else 0):
+                best = (sources, count)
         return best
 
     def _keys(self, identity: Identity, index: int) -> object:
@@ -50,15 +62,13 @@ class NaiveCopies(NaiveEviction):
         partial = self.partial(known, identity, matched, step_id=self.applied_step_id + 1)
         return self.match_with(matched, partial)
 
-    def match_with(
-        self, matched: list[BlockId], partial: tuple[BlockId, int] | None
-    ) -> PrefixMatch:
+    def match_with(self, matched: Matched, partial: Partial | None) -> PrefixMatch:
         """Splits matched tokens into written and pending ones."""
         whole = self.match_of(matched)
         if partial is None:
             return whole
-        block, count = partial
-        if self.is_written(block):
+        sources, count = partial
+        if not whole.pending_token_count and all(map(self.is_written, sources.values())):
             return PrefixMatch(whole.published_token_count + count, 0)
         return PrefixMatch(whole.published_token_count, whole.pending_token_count + count)
 
@@ -97,6 +107,19 @@ class NaiveCopies(NaiveEviction):
         if block in self.free:
             self.rest(block)
 
+    def copy_partial(
+        self, sequence: NaiveSequence, partial: Partial, *, index: int
+    ) -> tuple[BlockCopy, ...]:
+        """Returns the copies of a partial match into new blocks that stand in the tables now."""
+        sources, count = partial
+        copies: list[BlockCopy] = []
+        for group, (table, source) in enumerate(
+            zip(sequence.tables(), sources.values(), strict=True)
+        ):
+            self.target_blocks.add(table[index])
+            copies.append(BlockCopy(sequence.handle, group, source, table[index], count, index))
+        return tuple(copies)
+
     def awaitable(
         self, token_ids: list[int], identity: Identity, *, matched_token_count: int
     ) -> tuple[int, Handle] | None:
@@ -124,34 +147,48 @@ class NaiveCopies(NaiveEviction):
                 best = (further, sequence.handle)
         return best
 
-    def shared_tail(self, sequence: NaiveSequence, position: int) -> BlockId | None:
-        """Returns the block that a write at a position must not go into, because other tables have
-        it or the index, or because a sequence that left it is still read in this step (S16)."""
+    def shared_tails(self, sequence: NaiveSequence, position: int) -> list[BlockId]:
+        """Returns the blocks, one per group, that a write at a position must not go into: other
+        tables have one of them or the index has, or a sequence that left it is still read in this
+        step (S16). What needs a copy in one group gets one in all."""
         index = position // sequence.block_size
         if index >= len(sequence.table):
-            return None
-        block = sequence.table[index]
-        is_shared = self.reference_counts()[block] > 1 or self.place_of_block(block) is not None
-        return block if is_shared or block in self.left_blocks else None
+            return []
+        blocks = [table[index] for table in sequence.tables()]
+        counts = self.reference_counts()
+        is_shared = any(
+            counts[block] > 1 or self.is_indexed(block) or block in self.left_blocks
+            for block in blocks
+        )
+        return blocks if is_shared else []
 
-    def check_copy(self, sequence: NaiveSequence, block: BlockId, position: int) -> None:
+    def check_copy(self, sequence: NaiveSequence, blocks: list[BlockId], position: int) -> None:
         """Refuses a copy of what this step computes or copies itself (S16)."""
         start = position // sequence.block_size * sequence.block_size
         steps = sequence.scheduled_by[start:position]
-        if block in self.target_blocks or self.applied_step_id in steps:
+        if not self.target_blocks.isdisjoint(blocks) or self.applied_step_id in steps:
             raise Refused("COPY_IN_SAME_STEP")
 
-    def replace_shared(self, sequence: NaiveSequence, block: BlockId) -> BlockId:
-        """Puts a new block into a table in place of a shared one; returns it."""
-        (own,) = self.take(1)
-        self.busy_blocks.update((block, own))
-        self.target_blocks.add(own)
-        if sequence.planned_step_id == self.applied_step_id:
-            self.left_blocks.add(block)
-        sequence.table[sequence.table.index(block)] = own
-        self.free[:0] = self.let_go(block)
-        self.busy_blocks.update(self.outlive(sequence, block))
-        return own
+    def copy_tails(
+        self, sequence: NaiveSequence, blocks: list[BlockId], position: int
+    ) -> tuple[BlockCopy, ...]:
+        """Puts new blocks into the tables in place of shared ones, group by group."""
+        index, token_count = divmod(position, sequence.block_size)
+        copies: list[BlockCopy] = []
+        for group, (table, block) in enumerate(zip(sequence.tables(), blocks, strict=True)):
+            (own,) = self.take(1)
+            self.busy_blocks.update((block, own))
+            self.target_blocks.add(own)
+            if sequence.planned_step_id == self.applied_step_id:
+                self.left_blocks.add(block)
+            table[index] = own
+            if group == 0:
+                self.free[:0] = self.let_go(block)
+                self.busy_blocks.update(self.outlive(sequence, block))
+            else:
+                self.let_go_windows([block])
+            copies.append(BlockCopy(sequence.handle, group, block, own, token_count, index))
+        return tuple(copies)
 
 
 def common_count(first: list[int], second: Sequence[int]) -> int:

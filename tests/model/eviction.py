@@ -1,29 +1,51 @@
 """Eviction by name on the naive model."""
 
+from collections.abc import Set
+
 from prefixd.controller.core.messages import BlockId
-from tests.model.policies import NaiveEviction
+from tests.model.sequence import Place
+from tests.model.windows import NaiveWindows
 
 
-def evict(pool: NaiveEviction, blocks: set[BlockId]) -> tuple[int, int]:
-    """Takes named blocks, or the places of named twins, out of the index with all that is
-    behind them (S19); sequences that have some share nothing more. Returns how many were
+def evict(
+    pool: NaiveWindows, blocks: set[BlockId], digested: Set[Place] = frozenset()
+) -> tuple[int, int]:
+    """Takes named blocks, the places of named twins, or what is published at places named by
+    their digests, out of the index with all that is behind them (S19), in every group; a named
+    window block goes alone. Sequences that have some share nothing more. Returns how many were
     dropped, and how many of these are held."""
+    blocks = blocks | {block for block, place in pool.published().items() if place in digested}
     named = {place for place, block in pool.index.items() if block in blocks}
     named |= {pool.place_of_twin(twin) for twin in pool.twin_blocks if twin in blocks}
-    doomed = [place for place in pool.index if any(place[: len(top)] == top for top in named)]
+    doomed = [place for place in pool.index if _is_behind(place, named)]
+    windows = {
+        key: block
+        for key, block in pool.window_index.items()
+        if block in blocks or _is_behind(key[1], named)
+    }
+    counts = pool.reference_counts()
+    held = sum(pool.index[place] in counts for place in doomed)
+    held += sum(block in counts for block in windows.values())
     doomed_blocks = {pool.index[place] for place in doomed}
     for place in doomed:
         doomed_blocks.update(pool.twins_of(place))
-    held = sum(pool.index[place] in pool.reference_counts() for place in doomed)
     for sequence in pool.sequences.values():
         at = [index for index, block in enumerate(sequence.table) if block in doomed_blocks]
-        if at:
-            sequence.sealed_at = min(sequence.shared_count, at[0])
+        if at or not set(windows.values()).isdisjoint(sequence.held_blocks()):
+            sequence.sealed_at = min([sequence.shared_count, *at])
             sequence.cacheable = False
     for place in sorted(doomed, key=len, reverse=True):
         pool.leave(place)
         del pool.index[place]
-    for block in doomed_blocks:
+    for key, block in windows.items():
+        pool.leave_window(block)
+        del pool.window_index[key]
+    # A failure leaves a held window block in its table if it was written.
+    for block in doomed_blocks | (set(windows.values()) - counts.keys()):
         del pool.step_of_block[block]
     pool.twin_blocks = [twin for twin in pool.twin_blocks if twin not in doomed_blocks]
-    return len(doomed), held
+    return len(doomed) + len(windows), held
+
+
+def _is_behind(place: Place, tops: set[Place]) -> bool:
+    return any(place[: len(top)] == top for top in tops)

@@ -8,10 +8,11 @@ import argparse
 import random
 import sys
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prefixd.controller.core import invariants
 from prefixd.controller.core.hashing import HASHES, Hasher
+from prefixd.controller.core.hints import NO_HINT, Continuation, RetentionHint
 from prefixd.controller.core.limits import STEPS_IN_FLIGHT_MAX
 from prefixd.controller.core.messages import (
     CloseEntry,
@@ -25,6 +26,7 @@ from prefixd.controller.core.messages import (
     Step,
     StepId,
 )
+from prefixd.controller.core.policies.registry import EVICTION_POLICIES
 from prefixd.controller.core.pool import Pool
 from tests.model.columns import columns
 from tests.model.compare import (
@@ -35,7 +37,7 @@ from tests.model.compare import (
 from tests.model.digests import root_digest
 from tests.model.sequence import NaiveSequence
 from tests.model.steps import NaiveLog
-from tests.model.strategies import IDENTITIES, Extension, Forking, Opening
+from tests.model.strategies import IDENTITIES, Extension, Forking, Opening, groups
 
 SEED = "0"
 STEPS_SHOWN = 12
@@ -56,13 +58,15 @@ class Shape:
     sub_block_reuse: bool
     merge_duplicates: bool
     skip_rate: float
+    windows: tuple[int, ...]
+    eviction_policy: str
 
     @classmethod
     def draw(cls, chance: random.Random) -> "Shape":
         """Draws a shape."""
         block_size = chance.choice((1, 1, 2, 3, 4, 8))
         block_count = chance.choice((6, 12, 40, 120))
-        return cls(
+        shape = cls(
             block_count=block_count,
             block_size=block_size,
             sequence_count_max=chance.choice((2, 6, 20)),
@@ -75,6 +79,17 @@ class Shape:
             sub_block_reuse=chance.choice((False, True)),
             merge_duplicates=chance.choice((False, True)),
             skip_rate=chance.choice((0.0, 0.15, 0.5)),
+            windows=(),
+            eviction_policy=chance.choice(sorted(EVICTION_POLICIES)),
+        )
+        window_count = chance.choice((0, 0, 1, 2))
+        if not window_count:
+            return shape
+        return replace(
+            shape,
+            block_count=block_count * (1 + window_count),
+            windows=tuple(chance.randint(1, 3 * block_size) for _ in range(window_count)),
+            merge_duplicates=False,
         )
 
 
@@ -89,8 +104,10 @@ class Run:
             pool_name="fuzz",
             block_count=self.shape.block_count,
             block_size=self.shape.block_size,
+            groups=groups(self.shape.windows),
             sub_block_reuse=self.shape.sub_block_reuse,
             merge_duplicates=self.shape.merge_duplicates,
+            eviction_policy=self.shape.eviction_policy,
         )
         self.pool = Pool(spec, epoch=1, hasher=Hasher(self.algorithm, seed=SEED))
         self.model = NaiveLog(spec)
@@ -118,6 +135,7 @@ class Run:
             failed = FailedSteps(StepId(first), StepId(applied))
         budget = self.chance.randrange(20) if self.rarely(0.1) else None
         header = Step(StepId(applied + 1), StepId(executed), failed=failed, token_budget=budget)
+        self.model.now_ms = applied
         self.model.begin_step(header)
         entries: list[Entry] = []
         for _ in range(self.chance.choice((0, 1, 1, 1, 2, 3))):
@@ -151,7 +169,7 @@ class Run:
             if reason is CloseReason.PREEMPTED:
                 again = (sequence.token_ids, sequence.identity, sequence.preemption_count + 1)
                 self.preempted.append(again)
-            return CloseEntry(sequence.handle, reason)
+            return CloseEntry(sequence.handle, reason, self.hint() if self.rarely(0.5) else None)
         if self.rarely(0.4 * (1 - self.shape.fork_rate)):
             return self.opening()
         if self.rarely(0.5 * self.shape.fork_rate):
@@ -191,6 +209,7 @@ class Run:
             token_budget=None,
             skip_cache_read=self.rarely(self.shape.skip_rate),
             repeats_name=False,
+            retention_hint=self.hint() if self.rarely(0.3) else NO_HINT,
         )
         if self.preempted and self.rarely(0.5):
             token_ids, identity, count = self.preempted.pop()
@@ -214,6 +233,14 @@ class Run:
         )
         name = SequenceId(f"s{self.opened_count}")
         return drawn.entry(parent, Handle(self.opened_count), name)
+
+    def hint(self) -> RetentionHint:
+        """Draws a hint."""
+        return RetentionHint(
+            continuation=self.chance.choice(list(Continuation)),
+            priority=self.chance.choice((0, 0, 1, 7)),
+            duration_ms=self.chance.choice((0, 0, 5, 40)),
+        )
 
     def extension(self) -> Extension:
         """Draws an extension."""

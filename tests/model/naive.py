@@ -2,10 +2,10 @@
 
 It is slow on purpose: a block's place in the index is the whole content in front of it, the free
 order is a list, and whatever can be counted is counted again each time it is asked for.
-`tests.model.steps` adds the log of steps.
+The full-attention group, which comes first, is all that is known here;
+`tests.model.windows` adds the groups behind it and `tests.model.steps` the log of steps.
 """
 
-from prefixd.controller.core.errors import BlocksInUse
 from prefixd.controller.core.messages import (
     BlockId,
     Handle,
@@ -16,6 +16,9 @@ from prefixd.controller.core.messages import (
 from tests.model.digests import block_digest
 from tests.model.sequence import NaiveSequence, Place, place_of
 from tests.model.statistics import NaiveStatistics
+
+Matched = list[dict[int, BlockId]]
+"""What each matched place has: the block of every KV group that needs one there, by its index."""
 
 
 class Refused(Exception):
@@ -104,24 +107,25 @@ class NaivePool:
 
     # Matching.
 
-    def matched_blocks(self, token_ids: list[int], identity: Identity) -> list[BlockId]:
+    def matched_blocks(self, token_ids: list[int], identity: Identity) -> Matched:
         """Returns the longest run of indexed blocks from block 0 (S6), the last token excepted
         (S7)."""
         if not self.may_match(identity):
             return []
-        blocks: list[BlockId] = []
+        matched: Matched = []
         for index in range((len(token_ids) - 1) // self.spec.block_size):
-            place = self._place(token_ids, identity, index)
+            place = self.place_in(token_ids, identity, index)
             if place not in self.index:
                 break
-            blocks.append(self.index[place])
-        return blocks
+            matched.append({0: self.index[place]})
+        return matched
 
     def may_match(self, identity: Identity) -> bool:
         """Tells whether sequences of an identity are cached at all."""
         return not (self.spec.caching_disabled or identity.has_unknown_fields)
 
-    def _place(self, token_ids: list[int], identity: Identity, index: int) -> Place:
+    def place_in(self, token_ids: list[int], identity: Identity, index: int) -> Place:
+        """Returns the place of a block of such a sequence."""
         return place_of(
             token_ids,
             identity,
@@ -130,12 +134,14 @@ class NaivePool:
             version=self.model_version,
         )
 
-    def match_of(self, blocks: list[BlockId]) -> PrefixMatch:
-        """Splits matched blocks into written and pending tokens."""
-        written = sum(self.is_written(block) for block in blocks)
+    def match_of(self, matched: Matched) -> PrefixMatch:
+        """Splits matched places into the written ones in front and the others, in tokens."""
+        written = 0
+        while written < len(matched) and all(map(self.is_written, matched[written].values())):
+            written += 1
         return PrefixMatch(
             published_token_count=written * self.spec.block_size,
-            pending_token_count=(len(blocks) - written) * self.spec.block_size,
+            pending_token_count=(len(matched) - written) * self.spec.block_size,
         )
 
     # Allocation.
@@ -145,22 +151,21 @@ class NaivePool:
         return [block for block in self.free if block not in self.busy_blocks]
 
     def check_supply(
-        self, *, new_block_count: int, total_block_count: int, matched: list[BlockId]
+        self, *, new_block_count: int, total_block_count: int, kept: set[BlockId], gain_count: int
     ) -> None:
-        """Refuses what the pool can never, or not now, give (S11); idle matched blocks count
-        against the supply (S12)."""
+        """Refuses what the pool can never, or not now, give (S11); idle blocks that are to be
+        kept, because they are matched, count against the supply (S12), and what the entry frees
+        itself counts for it."""
         usable = self.spec.block_count - 1
         if total_block_count > usable:
             raise Refused(
                 "SEQUENCE_EXCEEDS_POOL", needed_count=total_block_count, available_count=usable
             )
-        available = self.available()
-        supply = [block for block in available if block not in matched]
-        if new_block_count > len(supply):
+        needed_count = new_block_count + sum(block in kept for block in self.available())
+        available_count = len(self.available()) + gain_count
+        if needed_count > available_count:
             raise Refused(
-                "POOL_EXHAUSTED",
-                needed_count=new_block_count + len(set(matched) & set(available)),
-                available_count=len(available),
+                "POOL_EXHAUSTED", needed_count=needed_count, available_count=available_count
             )
 
     def take(self, count: int) -> list[BlockId]:
@@ -336,63 +341,3 @@ class NaivePool:
             one for one in self.sequences.values() if twin in one.table[: one.completed]
         )
         return sequence.place(sequence.table.index(twin))
-
-    def cut_tables(self) -> dict[Handle, int]:
-        """Takes back what the unexecuted steps scheduled: unwritten blocks leave the index, and
-        every table is cut to its leading run of published blocks. Returns the scheduled counts
-        of before, of the sequences that lost something."""
-        unwritten = self.pending()
-        self.index = {place: block for place, block in self.index.items() if block not in unwritten}
-        idle = [block for block in self.free if block in unwritten]
-        self.free = idle + [block for block in self.free if block not in unwritten]
-        for block in [other for other in self.step_of_block if not self.is_written(other)]:
-            del self.step_of_block[block]
-        before: dict[Handle, int] = {}
-        for sequence in self.sequences.values():
-            run = 0
-            while run < sequence.shared_count:
-                if sequence.table[run] not in self.step_of_block:
-                    break
-                run += 1
-            if sequence.scheduled > run * sequence.block_size:
-                before[sequence.handle] = sequence.scheduled
-                sequence.cut = True
-            sequence.completed = min(sequence.completed, run)
-            if not sequence.cacheable:
-                sequence.sealed_at = run
-            del sequence.scheduled_by[run * sequence.block_size :]
-            self.release(sequence, kept_block_count=run)
-        return before
-
-    # Control.
-
-    def flush(self) -> int:
-        """Empties the index; the free order keeps its positions (S13, S21).
-
-        A step that schedules nothing leaves a worker nothing to do, so it needs no confirmation:
-        otherwise the very step that confirms the last work would keep the pool from being flushed.
-        """
-        held = len(self.reference_counts())
-        unconfirmed = sum(step_id > self.settled_step_id for step_id in self.working_step_ids)
-        if held or unconfirmed:
-            raise BlocksInUse(
-                "in use", numbers={"held_block_count": held, "unconfirmed_step_count": unconfirmed}
-            )
-        dropped = len(self.index)
-        self.index.clear()
-        self.step_of_block.clear()
-        return dropped
-
-    def set_model_version(self, model_version: str) -> int:
-        """Drops the idle blocks of other versions; open sequences share nothing more (S4)."""
-        if model_version == self.model_version:
-            return 0
-        self.model_version = model_version
-        dropped = sum(block in self.free for block in self.index.values())
-        self.index.clear()
-        self.step_of_block.clear()
-        self.twin_blocks.clear()
-        for sequence in self.sequences.values():
-            sequence.cacheable = False
-            sequence.sealed_at = 0
-        return dropped

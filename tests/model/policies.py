@@ -1,14 +1,19 @@
 """Eviction policies of the naive pool (S20): claims by place, and where a block goes."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import inf
+from typing import TypeVar
 
 from prefixd.controller.core.hints import Continuation, RetentionHint
 from prefixd.controller.core.messages import BlockId, CloseReason, Handle, PoolSpec
 from prefixd.controller.core.policies.registry import EVICTION_POLICIES
-from tests.model.naive import NaivePool
+from tests.model.control import NaiveControl
+from tests.model.naive import Matched
 from tests.model.sequence import NaiveSequence, Place
+
+Where = TypeVar("Where")
 
 
 @dataclass
@@ -58,7 +63,7 @@ def claims_of(policy_name: str) -> Callable[..., NaiveClaim]:
     return claim
 
 
-class NaiveEviction(NaivePool):
+class NaiveEviction(NaiveControl):
     """A naive pool with a policy.
 
     `claims` has the claim that stands at a place, `parted` the places behind which sequences have
@@ -98,6 +103,12 @@ class NaiveEviction(NaivePool):
             band = self.unclaimed
             self._stand(place, NaiveClaim(band))
             self._reckon(place)
+        self.put(block, band)
+
+    def put(self, block: BlockId, band: int) -> None:
+        """Puts a block at the end of a band."""
+        if block in self.free:
+            self.free.remove(block)
         at = sum(self.standing.get(other, -1) <= band for other in self.free)
         self.free.insert(at, block)
         self.standing[block] = band
@@ -106,37 +117,46 @@ class NaiveEviction(NaivePool):
         """Lets a sequence that is about to be released claim the place where it ended."""
         if sequence.shared_count and self.has_bands:
             place = sequence.place(sequence.shared_count - 1)
-            self._stand(place, self._claim_of(hint, reason=reason, now_ms=self.now_ms))
+            self._stand(place, self.claim(hint, reason))
             self._reckon(place)
 
-    def use(self, matched: Iterable[BlockId]) -> None:
+    def claim(self, hint: RetentionHint, reason: CloseReason) -> NaiveClaim:
+        """Returns what the policy lets a sequence claim that is closed now."""
+        return self._claim_of(hint, reason=reason, now_ms=self.now_ms)
+
+    def use(self, matched: Matched) -> None:
         """Takes matched blocks out of the free order; a sequence goes on behind them."""
-        for block in matched:
-            if block in self.free:
-                self.free.remove(block)
-                self.standing.pop(block, None)
-        for block in matched if self.has_bands else ():
-            place = self.place_of_block(block)
+        for blocks in matched:
+            for block in blocks.values():
+                if block in self.free:
+                    self.free.remove(block)
+                    self.standing.pop(block, None)
+        for blocks in matched if self.has_bands else ():
+            place = self.place_of_block(blocks[0])
             assert place is not None
-            claim = self.claims.get(place)
-            if claim is not None and claim.left is None:
-                del self.claims[place]
-            elif claim is not None and claim.left is not None:
-                claim.band = claim.left
+            self.answer(self.claims, place)
             self._reckon(place)
+
+    def answer(self, claims: dict[Where, NaiveClaim], where: Where) -> None:
+        """Lets a claim, if there is one, become what is left of it."""
+        claim = claims.get(where)
+        if claim is not None and claim.left is None:
+            del claims[where]
+        elif claim is not None and claim.left is not None:
+            claim.band = claim.left
+
+    def standing_claims(self) -> list[tuple[NaiveClaim, Callable[[], None]]]:
+        """Returns all claims, each with what is to be done once it has changed."""
+        return [(claim, partial(self._reckon, place)) for place, claim in self.claims.items()]
 
     def lapse(self) -> None:
         """Ends the claims whose time is over."""
-        ending = sorted(
-            ((claim.until, claim.serial, place) for place, claim in self.claims.items()),
-            key=lambda one: one[:2],
-        )
-        for until, _, place in ending:
-            if until <= self.now_ms:
-                claim = self.claims[place]
+        ending = sorted(self.standing_claims(), key=lambda one: (one[0].until, one[0].serial))
+        for claim, reckon in ending:
+            if claim.until <= self.now_ms:
                 claim.until, claim.left = inf, None
                 claim.band = min(claim.band, self.unclaimed)
-                self._reckon(place)
+                reckon()
 
     def take(self, count: int) -> list[BlockId]:
         """Takes blocks from the front of the free order."""
@@ -179,10 +199,10 @@ class NaiveEviction(NaivePool):
 
     def cut_tables(self) -> dict[Handle, int]:
         """Takes back what the unexecuted steps scheduled."""
-        pending = self.pending()
-        for place in sorted(pending.values(), key=len, reverse=True) if self.has_bands else ():
+        pending = [place for place, block in self.index.items() if not self.is_written(block)]
+        for place in sorted(pending, key=len, reverse=True) if self.has_bands else ():
             self.leave(place)
-        for block in pending:
+        for block in self.pending():
             self.standing.pop(block, None)
         return super().cut_tables()
 
@@ -203,18 +223,27 @@ class NaiveEviction(NaivePool):
         self.parted.clear()
 
     def _stand(self, place: Place, claim: NaiveClaim) -> None:
+        self.number(claim)
+        self._stand_again(place, claim)
+
+    def number(self, claim: NaiveClaim) -> None:
+        """Says that a claim is the youngest."""
         self._serial += 1
         claim.serial = self._serial
-        self._stand_again(place, claim)
 
     def _stand_again(self, place: Place, claim: NaiveClaim) -> None:
         other = self.claims.get(place, claim)
         self.claims[place] = max(other, claim, key=NaiveClaim.strength)
 
     def _reckon(self, place: Place) -> None:
-        """Moves the idle blocks from a place up whose band is another one now."""
+        """Moves the idle blocks from a place up whose band is another one now; those in front of
+        one that was moved stay behind it in the free order (S19)."""
+        moved_band: int | None = None
         for depth in range(len(place), 0, -1):
             block = self.index.get(place[:depth])
             band = self.band(place[:depth])
-            if block in self.free and band is not None and self.standing[block] != band:
+            if block not in self.free or band is None:
+                continue
+            if self.standing[block] != band or band == moved_band:
                 self.rest(block)
+                moved_band = band

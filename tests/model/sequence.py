@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,6 +12,7 @@ from prefixd.controller.core.messages import (
     BlockCopy,
     BlockId,
     ForkEntry,
+    FreedBlock,
     GroupPlan,
     Handle,
     Identity,
@@ -46,7 +47,8 @@ class NaiveSequence:
     `scheduled_by[p]` is the step that scheduled position p; a matched position has the step that
     its block waits for. `completed` counts the leading blocks whose tokens are all known and whose
     positions are all scheduled. Of these the first `sealed_at` still count where what follows was
-    evicted by name: it publishes nothing more then, and is not cacheable.
+    evicted by name: it publishes nothing more then, and is not cacheable. `window_tables` has a
+    table of every KV group behind the first, with block 0 at the places that it does not hold.
     """
 
     handle: Handle
@@ -59,6 +61,7 @@ class NaiveSequence:
     preemption_count: int
     token_ids: list[int]
     table: list[BlockId] = field(default_factory=list)
+    window_tables: dict[int, list[BlockId]] = field(default_factory=dict)
     scheduled_by: list[int] = field(default_factory=list)
     completed: int = 0
     sealed_at: int = 0
@@ -81,6 +84,14 @@ class NaiveSequence:
     def scheduled(self) -> int:
         """Tokens scheduled."""
         return len(self.scheduled_by)
+
+    def tables(self) -> list[list[BlockId]]:
+        """Returns the tables of all groups."""
+        return [self.table, *self.window_tables.values()]
+
+    def held_blocks(self) -> list[BlockId]:
+        """Returns the blocks of all tables."""
+        return [block for table in self.tables() for block in table if block]
 
     def place(self, index: int) -> Place:
         """Returns the place of a completed block."""
@@ -113,11 +124,6 @@ class NaiveSequence:
             retention_hint=self.retention_hint,
         )
 
-    def completed_places(self) -> Iterator[tuple[int, Place]]:
-        """Gives the indices and places of the completed blocks."""
-        for index in range(self.completed):
-            yield index, self.place(index)
-
     def plan(
         self,
         *,
@@ -126,18 +132,24 @@ class NaiveSequence:
         lookahead: int,
         start_block: int,
         copies: tuple[BlockCopy, ...] = (),
+        freed: tuple[FreedBlock, ...] = (),
     ) -> SequencePlan:
-        """Returns the plan for positions just scheduled; the table holds their blocks already."""
-        slots = [
-            self.table[position // self.block_size] * self.block_size + position % self.block_size
-            for position in range(scheduled.start_token, scheduled.end_token + lookahead)
-        ]
-        runs = SlotRuns(np.array(slots, np.int64), np.ones(len(slots), np.int64))
-        appended = np.array(self.table[start_block:], np.int64)
+        """Returns the plan for positions just scheduled; the tables hold their blocks already."""
+        positions = range(scheduled.start_token, scheduled.end_token + lookahead)
+        groups: list[GroupPlan] = []
+        for table in self.tables():
+            slots = [
+                table[position // self.block_size] * self.block_size + position % self.block_size
+                for position in positions
+            ]
+            runs = SlotRuns(np.array(slots, np.int64), np.ones(len(slots), np.int64))
+            appended = np.array(table[start_block:], np.int64)
+            groups.append(GroupPlan(start_block=start_block, block_ids=appended, slots=runs))
         return SequencePlan(
             handle=self.handle,
             cached=cached,
             scheduled=scheduled,
-            groups=(GroupPlan(start_block=start_block, block_ids=appended, slots=runs),),
+            groups=tuple(groups),
             copies=copies,
+            freed_blocks=freed,
         )

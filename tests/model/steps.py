@@ -5,7 +5,6 @@ import numpy as np
 from prefixd.controller.core.messages import (
     AwaitPrefix,
     BlockCopy,
-    BlockId,
     BlockRemap,
     CloseEntry,
     CloseOutcome,
@@ -18,6 +17,7 @@ from prefixd.controller.core.messages import (
     ExtendOutcome,
     ForkEntry,
     ForkOutcome,
+    FreedBlock,
     Handle,
     OpenEntry,
     OpenOutcome,
@@ -32,23 +32,18 @@ from prefixd.controller.core.messages import (
     StepReply,
     TokenRange,
 )
-from tests.model.copies import NaiveCopies
-from tests.model.naive import Refused
+from tests.model.copies import Partial
+from tests.model.naive import Matched, Refused
+from tests.model.scheduling import NaiveScheduling
 from tests.model.sequence import NaiveSequence
 
 
-def ceil_div(numerator: int, denominator: int) -> int:
-    """Rounds a quotient up."""
-    return -(-numerator // denominator)
-
-
-class NaiveLog(NaiveCopies):
+class NaiveLog(NaiveScheduling):
     """A naive pool that is changed by numbered steps."""
 
     def __init__(self, spec: PoolSpec) -> None:
         super().__init__(spec)
         self.replies: dict[int, StepReply] = {}
-        self._budget_left: int | None = None
         self._outcomes: list[Outcome] = []
         self._cut: tuple[CutSequence, ...] = ()
         self._remaps: tuple[BlockRemap, ...] = ()
@@ -66,7 +61,7 @@ class NaiveLog(NaiveCopies):
         """Takes in what a step says beside its entries."""
         assert step.step_id == self.applied_step_id + 1
         self.busy_blocks, self.left_blocks, self.target_blocks = set(), set(), set()
-        self._budget_left = step.token_budget
+        self.budget_left = step.token_budget
         self._outcomes = []
         self.lapse()
         for executed in range(self.executed_step_id + 1, step.executed_step_id + 1):
@@ -130,6 +125,7 @@ class NaiveLog(NaiveCopies):
             skip_cache_read=entry.skip_cache_read,
             preemption_count=entry.preemption_count,
             token_ids=[int(token) for token in entry.token_ids],
+            window_tables={group: [] for group in self.windows},
             retention_hint=entry.retention_hint,
         )
         matched = self._readable_blocks(sequence)
@@ -138,8 +134,9 @@ class NaiveLog(NaiveCopies):
         awaiting = self._await(entry, sequence, match)
         if awaiting is not None:
             return awaiting
-        plan = self._schedule(
+        plan = self.schedule(
             sequence,
+            known_before=0,
             matched=matched,
             partial=partial,
             end=sequence.known,
@@ -172,20 +169,23 @@ class NaiveLog(NaiveCopies):
         self._check_names(entry.child_handle, entry.child_sequence_id)
         if entry.token_count > min(parent.known, parent.scheduled):
             raise Refused("POSITION_MISMATCH")
+        if not self.has_window(parent, entry.token_count):
+            raise Refused("POSITION_MISMATCH")
         child = parent.fork(entry)
+        self.share_windows(parent, child)
         self.sequences[child.handle] = child
         cached = TokenRange(0, entry.token_count)
         nothing = TokenRange(entry.token_count, entry.token_count)
         return ForkOutcome(child.plan(cached=cached, scheduled=nothing, lookahead=0, start_block=0))
 
-    def _readable_blocks(self, sequence: NaiveSequence) -> list[BlockId]:
+    def _readable_blocks(self, sequence: NaiveSequence) -> Matched:
         if not sequence.cacheable or sequence.skip_cache_read:
             return []
-        return self.matched_blocks(sequence.token_ids, sequence.identity)
+        return self.matched_blocks(
+            sequence.token_ids, sequence.identity, own_count=len(sequence.table)
+        )
 
-    def _readable_partial(
-        self, sequence: NaiveSequence, matched: list[BlockId]
-    ) -> tuple[BlockId, int] | None:
+    def _readable_partial(self, sequence: NaiveSequence, matched: Matched) -> Partial | None:
         if not sequence.cacheable or sequence.skip_cache_read:
             return None
         return self.partial(
@@ -208,95 +208,6 @@ class NaiveLog(NaiveCopies):
             match.published_token_count, match.pending_token_count, found[0], found[1]
         )
 
-    def _schedule(
-        self,
-        sequence: NaiveSequence,
-        *,
-        matched: list[BlockId],
-        partial: tuple[BlockId, int] | None = None,
-        end: int,
-        count_max: int | None,
-        lookahead: int,
-        must_fit: int = 0,
-    ) -> SequencePlan:
-        """Gives the sequence its matched and new blocks and schedules positions up to `end`, as
-        far as its own bound and the budget allow. A partial match is given up where the pool is
-        too small for it."""
-        try:
-            return self._schedule_behind(
-                sequence, matched, partial, end, count_max, lookahead, must_fit
-            )
-        except Refused as refused:
-            if partial is None or refused.reason != "POOL_EXHAUSTED":
-                raise
-        return self._schedule_behind(sequence, matched, None, end, count_max, lookahead, must_fit)
-
-    def _schedule_behind(
-        self,
-        sequence: NaiveSequence,
-        matched: list[BlockId],
-        partial: tuple[BlockId, int] | None,
-        end: int,
-        count_max: int | None,
-        lookahead: int,
-        must_fit: int,
-    ) -> SequencePlan:
-        size = sequence.block_size
-        start_block = len(sequence.table)
-        source, partial_count = partial or (None, 0)
-        start = sequence.scheduled + len(matched) * size + partial_count
-        count = max(end - start, 0)
-        if count_max is not None:
-            count = min(count, count_max)
-        if self._budget_left is not None:
-            if count and not self._budget_left:
-                raise Refused("TOKEN_BUDGET")
-            count = min(count, self._budget_left)
-        slot_count = max(start + count, must_fit) + lookahead
-        have = start_block + len(matched)
-        shared = self.shared_tail(sequence, start) if count + lookahead else None
-        if shared is not None:
-            self.check_copy(sequence, shared, start)
-        self.check_supply(
-            new_block_count=max(ceil_div(slot_count, size) - have, 0) + (shared is not None),
-            total_block_count=ceil_div(slot_count, size),
-            matched=matched if source is None else [*matched, source],
-        )
-        cached = TokenRange(sequence.scheduled, start)
-        self.use(matched)
-        for block in matched:
-            sequence.scheduled_by += [self.step_of_block[block]] * size
-        sequence.table += matched
-        copies: tuple[BlockCopy, ...] = ()
-        if shared is not None:
-            own = self.replace_shared(sequence, shared)
-            copies = (BlockCopy(sequence.handle, 0, shared, own, start % size, start // size),)
-        if source is not None:
-            self.keep_source(source)
-        new_blocks = self.take(max(ceil_div(start + count + lookahead, size) - have, 0))
-        if source is not None:
-            own = new_blocks[0]
-            copies = (BlockCopy(sequence.handle, 0, source, own, partial_count, start // size),)
-            self.target_blocks.add(own)
-        sequence.table += new_blocks
-        sequence.scheduled_by += [self.applied_step_id] * (partial_count + count)
-        sequence.cut = False
-        self.sequences[sequence.handle] = sequence
-        if self._budget_left is not None:
-            self._budget_left -= count
-        if count or copies:
-            sequence.planned_step_id = self.applied_step_id
-            self.busy_blocks.update(sequence.table)
-            self.working_step_ids.add(self.applied_step_id)
-        self.complete_blocks(sequence)
-        return sequence.plan(
-            cached=cached,
-            scheduled=TokenRange(start, start + count),
-            lookahead=lookahead,
-            start_block=start_block,
-            copies=copies,
-        )
-
     def _sequence_at(
         self, handle: Handle, *, known_before: int, scheduled_before: int
     ) -> NaiveSequence:
@@ -317,7 +228,7 @@ class NaiveLog(NaiveCopies):
         sequence.token_ids += [int(token) for token in entry.token_ids]
         if entry.rollback_to_token_count is not None:
             del sequence.scheduled_by[entry.rollback_to_token_count :]
-        matched: list[BlockId] = []
+        matched: Matched = []
         partial = None
         if sequence.cut:
             readable = self._readable_blocks(sequence)
@@ -325,8 +236,9 @@ class NaiveLog(NaiveCopies):
             if len(readable) >= len(sequence.table):
                 partial = self._readable_partial(sequence, readable)
         try:
-            plan = self._schedule(
+            plan = self.schedule(
                 sequence,
+                known_before=entry.known_count_before,
                 matched=matched,
                 partial=partial,
                 end=sequence.known + entry.draft_token_count,
@@ -343,14 +255,15 @@ class NaiveLog(NaiveCopies):
         if sequence is None:
             raise Refused("SEQUENCE_NOT_FOUND")
         if sequence.planned_step_id == self.applied_step_id:
-            self.left_blocks.update(sequence.table)
+            self.left_blocks.update(sequence.held_blocks())
         self.close(sequence, entry.retention_hint or sequence.retention_hint, entry.reason)
         self.release(sequence, kept_block_count=0)
         return CloseOutcome()
 
     def _decode(self, entry: DecodeEntry) -> Outcome:
-        new_blocks: list[int] = []
+        columns = [np.zeros(len(entry.handles), np.int64) for _ in self.spec.groups]
         copies: list[BlockCopy] = []
+        freed: list[FreedBlock] = []
         deferred: list[DeferredRow] = []
         offset = 0
         for row, handle in enumerate(entry.handles):
@@ -358,43 +271,42 @@ class NaiveLog(NaiveCopies):
             token_ids = [int(token) for token in entry.token_ids[offset : offset + count]]
             offset += count
             try:
-                new_block, row_copies = self._decode_row(
+                plan = self._decode_row(
                     Handle(int(handle)),
                     known_before=int(entry.known_count_before[row]),
                     scheduled_before=int(entry.scheduled_count_before[row]),
                     token_ids=token_ids,
                 )
-                new_blocks.append(new_block)
-                copies += row_copies
             except Refused as refused:
-                new_blocks.append(0)
-                deferred.append(
-                    DeferredRow(
-                        row,
-                        refused.reason,
-                        refused.numbers.get("needed_count", 0),
-                        refused.numbers.get("available_count", 0),
-                    )
-                )
-        column = np.array(new_blocks, np.int64)
-        return DecodeOutcome((column,), tuple(deferred), tuple(copies))
+                needed_count = refused.numbers.get("needed_count", 0)
+                available_count = refused.numbers.get("available_count", 0)
+                deferred.append(DeferredRow(row, refused.reason, needed_count, available_count))
+                continue
+            for column, group in zip(columns, plan.groups, strict=True):
+                column[row] = sum(group.block_ids)
+            copies += plan.copies
+            freed += plan.freed_blocks
+        return DecodeOutcome(tuple(columns), tuple(deferred), tuple(copies), tuple(freed))
 
     def _decode_row(
         self, handle: Handle, *, known_before: int, scheduled_before: int, token_ids: list[int]
-    ) -> tuple[int, tuple[BlockCopy, ...]]:
+    ) -> SequencePlan:
         sequence = self._sequence_at(
             handle, known_before=known_before, scheduled_before=scheduled_before
         )
         if sequence.cut:
             raise Refused("POSITION_MISMATCH")
-        table_before = len(sequence.table)
         sequence.token_ids += token_ids
         try:
-            plan = self._schedule(
-                sequence, matched=[], end=sequence.scheduled + 1, count_max=1, lookahead=0
+            return self.schedule(
+                sequence,
+                known_before=known_before,
+                matched=[],
+                partial=None,
+                end=sequence.scheduled + 1,
+                count_max=1,
+                lookahead=0,
             )
         except Refused:
             del sequence.token_ids[known_before:]
             raise
-        appended = sequence.table[table_before:]
-        return (appended[0] if appended else 0), plan.copies

@@ -1,5 +1,6 @@
 """What hypothesis draws for the entries of a step: few tokens, short prompts, many collisions."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -11,11 +12,14 @@ from prefixd.controller.core.hints import NO_HINT, Continuation, RetentionHint
 from prefixd.controller.core.messages import (
     ExtendEntry,
     ForkEntry,
+    GroupKind,
+    GroupSpec,
     Handle,
     Identity,
     LoraAdapter,
     MultimodalItem,
     OpenEntry,
+    PoolSpec,
     SequenceId,
 )
 from tests.model.sequence import NaiveSequence
@@ -35,6 +39,7 @@ IDENTITIES = (
 )
 """Identities beside the plain one."""
 
+VOCABULARY_SIZE = 8
 TOKEN_IDS = st.sampled_from((0, 0, 1, 1, 2))
 
 
@@ -150,6 +155,11 @@ class Row:
     names_nobody: bool
 
 
+def groups(windows: Iterable[int]) -> tuple[GroupSpec, ...]:
+    """Returns the groups of a pool with these windows beside full attention."""
+    return (GroupSpec(), *(GroupSpec(GroupKind.SLIDING_WINDOW, window) for window in windows))
+
+
 def _tokens(*, least: int, most: int) -> SearchStrategy[tuple[int, ...]]:
     return st.lists(TOKEN_IDS, min_size=least, max_size=most).map(tuple)
 
@@ -171,6 +181,25 @@ def retention_hints() -> SearchStrategy[RetentionHint]:
         continuation=st.sampled_from(Continuation),
         priority=_mostly(0, 1, 2, 7),
         duration_ms=_mostly(0, 10, 30, 60, 100),
+    )
+
+
+@st.composite
+def pool_specs(draw: st.DrawFn) -> PoolSpec:
+    """Draws pools: small ones, some with window groups of one token to three blocks."""
+    block_size = draw(st.integers(1, 4))
+    windows = draw(st.one_of(st.just([]), st.lists(st.integers(1, 3 * block_size), max_size=2)))
+    return PoolSpec(
+        pool_name="machine",
+        block_count=draw(st.sampled_from((20, 12, 32, 8, 48))) * (1 + len(windows)),
+        block_size=block_size,
+        groups=groups(windows),
+        vocabulary_size=VOCABULARY_SIZE,
+        caching_disabled=draw(st.sampled_from((False,) * 15 + (True,))),
+        model_version=draw(st.sampled_from(("", "", "w1"))),
+        sub_block_reuse=draw(st.booleans()),
+        merge_duplicates=draw(st.booleans()) and not windows,
+        eviction_policy=draw(st.sampled_from(("lru", "retention", "retention", "arbitrary"))),
     )
 
 

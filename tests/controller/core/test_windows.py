@@ -168,6 +168,47 @@ def test_s16_a_fork_copies_its_partial_block_in_every_group() -> None:
     assert copies == [(0, 2, 1), (1, 4, 1)]
 
 
+def test_s16_the_last_to_write_into_a_shared_block_needs_no_copy_in_any_group() -> None:
+    """The child copies and leaves it to its parent, which writes in the same step."""
+    driver = windowed(4)
+    driver.open(1, PROMPT[:6])
+    driver.fork(1, 2, 6)
+    before = tables(driver, 1)
+    outcome = driver.outcome(decode_entry(driver.row(2, 50), driver.row(1, 60)))
+    assert isinstance(outcome, DecodeOutcome)
+    assert [one.handle for one in outcome.copies] == [2, 2]
+    assert tables(driver, 1) == before
+
+
+def lost_window_block() -> Driver:
+    """Returns a pool that has the first two blocks of the prompt but for the last window block."""
+    driver = windowed(4)
+    driver.open(1, PROMPT[:8])
+    driver.close(1)
+    driver.pool.evict_blocks(block_ids={4}, digests=set())
+    return driver
+
+
+def test_s10_a_place_is_written_once_it_is_in_all_groups() -> None:
+    """The full-attention block is published, and another sequence computes the window block."""
+    driver = lost_window_block()
+    driver.step(open_entry(2, PROMPT[:9]), open_entry(3, PROMPT[:9]))
+    assert tables(driver, 3)[1][1] == tables(driver, 2)[1][1]
+    assert inspect.sequence(driver.pool, driver.name(3)).written_count == 4
+    driver.step()
+    assert inspect.sequence(driver.pool, driver.name(3)).written_count == 9
+
+
+def test_s18_a_failed_step_refreshes_no_block() -> None:
+    """What it computed again never was; the idle block is still the next cached one to go."""
+    driver = lost_window_block()
+    driver.step(open_entry(2, PROMPT[:9]))
+    assert driver.free_order()[-2:] == [2, 4]
+    applied = driver.pool.applied_step_id
+    driver.step(executed=applied - 1, failed=(applied, applied))
+    assert driver.free_order()[-2:] == [2, 4]
+
+
 def test_s23_after_a_failed_step_a_table_ends_where_its_window_is_whole() -> None:
     """The lost step had freed the window that the published end would need."""
     driver = windowed(4)
