@@ -1,4 +1,4 @@
-"""One of two ranks that split models: `python -m tests.worker.parallel.splitting RANK PORT FOLDER…`.
+"""One of two ranks that split models: `python -m tests.worker.parallel.splitting RANK PORT FOLDER`.
 
 Rank 0 opens a store instead of taking a port, and writes it to standard output; then each rank
 splits every folder's model, and rank 0 writes a line of JSON: the reason why it is refused, or
