@@ -240,3 +240,39 @@ class PagedHarness:
     def whole(self, token_ids: Sequence[int], block_ids: Sequence[int]) -> Tensor:
         """Logits of a whole sequence in one pass."""
         return self.run(self.chunk(token_ids, block_ids, 0, len(token_ids)))[0]
+
+
+class GroupedHarness(PagedHarness):
+    """The same for models of any number of KV groups, called as if there were one.
+
+    A block id names a block of its own in each group, and no group holds blocks that its window has
+    left behind.
+    """
+
+    BLOCKS_PER_GROUP = 64
+
+    def __init__(self, model: LoadedModel, *, backend: str, kv_dtype: torch.dtype) -> None:
+        block_count = self.BLOCKS_PER_GROUP * len(model.groups)
+        super().__init__(model, backend=backend, block_count=block_count, kv_dtype=kv_dtype)
+
+    def chunk(
+        self, token_ids: Sequence[int], block_ids: Sequence[int], start: int, end: int
+    ) -> Chunk:
+        """Tokens [start, end) of a sequence, all wanting logits."""
+        tables = []
+        for index, group in enumerate(self.model.groups):
+            first = group.first_read_block(start, block_size=self.kv.block_size)
+            held = [self._of_group(index, block_id) for block_id in block_ids[first:]]
+            tables.append([0] * min(first, len(block_ids)) + held)
+        return self.chunk_of_groups(token_ids, tables, start, end)
+
+    def copies(self, source: int, target: int, token_count: int) -> list[BlockCopy]:
+        """The first tokens of a block to another, in every group."""
+        return [
+            BlockCopy(self._of_group(index, source), self._of_group(index, target), token_count)
+            for index in range(len(self.model.groups))
+        ]
+
+    def _of_group(self, index: int, block_id: int) -> int:
+        assert 0 < block_id < self.BLOCKS_PER_GROUP, block_id
+        return index * self.BLOCKS_PER_GROUP + block_id
