@@ -70,7 +70,7 @@ def test_the_pool_is_told_before_it_is_served(lonely: WorkerProcess) -> None:
     names = [event["event"] for event in events]
     (told,) = [event for event in events if event["event"] == "model_setup"]
     assert re.fullmatch(
-        r"CPU: pool [\d.]+ .iB: [\d,]+ blocks of \d+, [\d,]+ tokens, .* each", told["step"]
+        r"CPU: pool [\d.]+ .iB: [\d,]+ blocks of \d+, [\d,]+ tokens, .* each in float32", told["step"]
     )
     assert names.index("model_setup") < names.index("worker_started")
 
