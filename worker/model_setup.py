@@ -56,14 +56,20 @@ def load_runner(config: ModelConfig, *, report: Callable[[str], None]) -> ModelR
     # Imported here: transformers takes seconds, and a bad option should fail at once.
     from prefixd.worker.model.loader import load_folder, with_adapters
 
-    model = load_folder(
-        setting.folder,
-        name=setting.name,
-        backend=setting.backend,
-        device=setting.device,
-        dtype=setting.dtype,
-    )
-    model = with_adapters(model, config.loras)
+    try:
+        model = load_folder(
+            setting.folder,
+            name=setting.name,
+            backend=setting.backend,
+            device=setting.device,
+            dtype=setting.dtype,
+        )
+        model = with_adapters(model, config.loras)
+    except torch.OutOfMemoryError as error:
+        raise ConfigInvalid(
+            f"the weights of model {setting.name!r} do not fit the memory of {setting.device}"
+            f" (--dtype {config.dtype}, --tensor-parallel {config.rank_count}): {error}"
+        ) from error
     pool = fitting_pool(model, setting.backend, config)
     report(pool.line)
     return make_runner(model, setting.backend, config, block_count=pool.block_count, report=report)

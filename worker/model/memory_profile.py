@@ -110,7 +110,10 @@ def _graph_byte_count(
     *,
     device: torch.device,
 ) -> int:
-    """Memory of all recordings: the largest one's, which the others share, and a bit for each."""
+    """Memory of all recordings: the largest one's, which the others share, and a bit for each.
+
+    None at all where the largest cannot be recorded: whoever is to record tells why.
+    """
 
     def free() -> int:
         torch.cuda.synchronize(device)
@@ -126,7 +129,10 @@ def _graph_byte_count(
         row_count_max=limits.running_sequence_count_max,
         context_token_count_max=model.context_token_count_max,
     )
-    graphs.record_largest()
+    try:
+        graphs.record_largest()
+    except RuntimeError:
+        return 0
     largest = max(0, before - free())
     return largest + graphs.graph_count * GRAPH_OVERHEAD_BYTE_COUNT
 
