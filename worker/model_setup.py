@@ -187,13 +187,19 @@ def recording_runner(
         row_count_max=limits.running_sequence_count_max,
         context_token_count_max=min(model.context_token_count_max, slot_count_max),
     )
+    start_s = time.perf_counter()
     try:
-        seconds = graphs.record()
+        graphs.record_passes()
     except RuntimeError as error:
         # Some models do what no graph can hold; they run as well, but slower.
-        report(f"no CUDA graphs, so steps of decode start kernel by kernel: {error}")
+        report(f"no CUDA graphs, so decode steps start kernel by kernel: {error}")
         return runner
-    report(f"{graphs.graph_count} CUDA graphs recorded in {seconds:.1f} s")
+    try:
+        graphs.record_draws()
+    except RuntimeError as error:
+        report(f"no CUDA graphs of draws, which start kernel by kernel: {error}")
+    seconds = time.perf_counter() - start_s
+    report(f"decode steps of {len(graphs.sizes)} sizes recorded as CUDA graphs in {seconds:.1f} s")
     return ModelRunner(model, kv, backend, graphs)
 
 

@@ -1,6 +1,5 @@
 """Passes of decode from recordings: one replay computes the pass, another draws its tokens."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,7 +21,7 @@ from prefixd.worker.model.graphs import (
 from prefixd.worker.model.kv_cache import PagedKv
 from prefixd.worker.model.loaded import LoadedModel, call_network
 from prefixd.worker.model.paging import paged_handler, places_of
-from prefixd.worker.sampling import Draw, DrawField, draw_parameters, draw_rows
+from prefixd.worker.sampling import Draw, DrawField, choose, draw_parameters, draw_rows
 
 
 class StaticRows:
@@ -144,15 +143,35 @@ class DecodeGraphs:
             self._passes[self.sizes[0]] = self._record_pass(self.sizes[0])
             self._draws[self._row_counts[-1]] = self._record_draws(self._row_counts[-1])
 
-    def record(self) -> float:
-        """Records every size; returns the seconds that it took. Stored KV stays what it is."""
-        start_s = time.perf_counter()
+    def record(self) -> None:
+        """Records every size. Stored KV stays what it is.
+
+        Raises:
+            RuntimeError: the device cannot record this.
+        """
+        self.record_passes()
+        self.record_draws()
+
+    def record_passes(self) -> None:
+        """Records passes alone; tokens are drawn operation by operation until draws are, too.
+
+        Raises:
+            RuntimeError: the device cannot record this.
+        """
         with torch.inference_mode():
             for size in self.sizes:
                 self._passes[size] = self._record_pass(size)
-            for row_count in reversed(self._row_counts):
-                self._draws[row_count] = self._record_draws(row_count)
-        return time.perf_counter() - start_s
+
+    def record_draws(self) -> None:
+        """Records draws.
+
+        Raises:
+            RuntimeError: the device cannot record this; none is recorded then.
+        """
+        with torch.inference_mode():
+            self._draws = {
+                row_count: self._record_draws(row_count) for row_count in reversed(self._row_counts)
+            }
 
     def fits(self, forward: ForwardPass) -> bool:
         """Whether a recording computes such a pass: one row per sequence, without adapters."""
@@ -197,12 +216,16 @@ class DecodeGraphs:
 
     def draw(self, draws: Sequence[Draw]) -> Tensor:
         """Chooses a token for each row of the pass that ran last: int64 (rows,)."""
+        chosen = self._rows.chosen_token_ids[: len(draws)]
+        if all(draw.options.is_greedy for draw in draws):
+            return chosen
+        if not self._draws:
+            return choose(self._rows.logits[: len(draws)], draws)
         with torch.inference_mode():
-            if any(not draw.options.is_greedy for draw in draws):
-                self._rows.load_draws(draws)
-                self._recorder.mark()
-                self._draws[self._padded(len(draws))].replay()
-        return self._rows.chosen_token_ids[: len(draws)]
+            self._rows.load_draws(draws)
+            self._recorder.mark()
+            self._draws[self._padded(len(draws))].replay()
+        return chosen
 
     def _padded(self, row_count: int) -> int:
         return next(count for count in self._row_counts if count >= row_count)

@@ -231,6 +231,28 @@ def test_other_weights_need_no_other_recording() -> None:
     _assert_close(pair.recorded.run(forward), pair.plain.run(forward))
 
 
+def test_draws_need_no_recording(llama: LoadedModel) -> None:
+    """Where passes are recorded and draws are not, the tokens are the same."""
+    pair = Recorded(llama)
+    graphs_of_passes = DecodeGraphs(
+        llama,
+        pair.recorded_kv,
+        DenseBackend(),
+        CpuRecorder(),
+        row_count_max=ROW_COUNT_MAX,
+        context_token_count_max=100,
+    )
+    graphs_of_passes.record_passes()
+    runner = ModelRunner(llama, pair.recorded_kv, DenseBackend(), graphs_of_passes)
+    growing = Growing(llama, (9, 30, 12), seed=8)
+    runner.run(growing.prompts())
+    for step in range(4):
+        forward = growing.step()
+        draws = _draws(forward.token_count, seed=step)
+        drawn = runner.draw(forward, draws).tolist()
+        assert drawn == pair.recorded.draw(forward, draws).tolist()
+
+
 def test_memory_never_moves(llama: LoadedModel) -> None:
     """Replays write to the same logits every time, whatever ran between them."""
     pair = Recorded(llama)

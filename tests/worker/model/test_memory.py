@@ -33,7 +33,7 @@ from prefixd.worker.model.memory_profile import (
     warm_up,
 )
 from prefixd.worker.model_memory import SizedPool, size_pool
-from tests.support.graphs import CpuRecorder, DenseBackend, Recording
+from tests.support.graphs import CpuRecorder, DenseBackend
 from tests.support.models import PagedHarness, llama_config, mixed_config, random_model
 
 LIMITS = SchedulerLimits(chunk_token_count_max=20, running_sequence_count_max=4, token_budget=50)
@@ -235,23 +235,6 @@ def test_a_step_that_does_not_fit_a_gpu_is_refused(
         size_pool(on_gpu, DenseBackend(), config, kv_dtype=torch.float32, records_graphs=False)
 
 
-def test_what_cannot_be_recorded_takes_no_memory(
-    llama: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A model that no graph can hold is measured all the same."""
-
-    class Refusing(CpuRecorder):
-        def record(self, run: Callable[[], None]) -> Recording:
-            raise RuntimeError("operation not permitted when stream is capturing")
-
-    PretendedGpu(monkeypatch)
-    monkeypatch.setattr(memory_profile, "CudaGraphRecorder", lambda _device: Refusing())
-    measured = measure_memory(
-        llama, DenseBackend(), LIMITS, block_size=8, kv_dtype=torch.float32, records_graphs=True
-    )
-    assert measured.graphs == 0
-
-
 def _size_on_gpu(
     model: LoadedModel,
     monkeypatch: pytest.MonkeyPatch,
@@ -301,18 +284,6 @@ def test_what_a_gpu_has_no_room_for_is_refused(
     """Options and numbers are named."""
     with pytest.raises(ConfigInvalid, match=message):
         _size_on_gpu(llama, monkeypatch, config)
-
-
-def test_a_pass_that_does_not_fit_a_gpu_is_refused(
-    llama: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The option that makes passes large is named."""
-
-    def measure(*_arguments: object, **_named: object) -> DeviceMemory:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    with pytest.raises(ConfigInvalid, match="--token-budget is 1024, but a pass of so many"):
-        _size_on_gpu(llama, monkeypatch, ModelConfig(), measure=measure)
 
 
 @pytest.mark.parametrize("utilization", [0.0, -0.5, 1.1, float("nan")])

@@ -66,7 +66,7 @@ def test_recorded_steps_change_no_answer(tiny_folder: Path) -> None:
         runner_of(tiny_folder), DenseBackend(), recorder, LIMITS, lines.append
     )
     assert recorded.has_graphs
-    assert "CUDA graphs recorded in" in lines[0]
+    assert ["recorded as CUDA graphs in" in line for line in lines] == [True]
     assert answers(recorded, pool_name="recorded") == expected
     assert sum(recording.replay_count for recording in recorder.recordings) > 20
 
