@@ -140,4 +140,5 @@ def _runs(starts: Sequence[int], counts: Sequence[int]) -> NDArray[np.int64]:
     lengths = np.array(counts, np.int64)
     ends = np.cumsum(lengths)
     shifts = np.array(starts, np.int64) - (ends - lengths)
-    return np.arange(sum(counts)) + np.repeat(shifts, lengths)
+    numbers: NDArray[np.int64] = np.arange(sum(counts)) + np.repeat(shifts, lengths)
+    return numbers
