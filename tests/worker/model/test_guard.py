@@ -82,7 +82,10 @@ REFUSED: dict[str, tuple[Family, str]] = {
         Family("llama4_text", {"attention_chunk_size": 8}),
         "layer 0 is of type 'chunked_attention'",
     ),
-    "deepseek_v32": (Family("deepseek_v32"), "layer 0 is of type 'indexed_attention'"),
+    "deepseek_v32": (
+        Family("deepseek_v32"),
+        r"layer 0 is of type '(indexed|deepseek_sparse)_attention'",
+    ),
     "doge": (Family("doge"), "layer 0: attention gets unknown arguments: attention_mask"),
     "gpt_neo": (
         Family("gpt_neo", {"attention_types": [[["global", "local"], 1]]}, shape=_GPT_NEO_SHAPE),
@@ -128,7 +131,7 @@ REFUSED: dict[str, tuple[Family, str]] = {
         Family("qwen3_next", {"layer_types": ["linear_attention", "full_attention"]}),
         _RECURRENT,
     ),
-    "recurrent_gemma": (Family("recurrent_gemma"), _RECURRENT),
+    "recurrent_gemma": (Family("recurrent_gemma"), f"{_RECURRENT}|{_NEVER_CALLED}"),
     "rwkv": (Family("rwkv", {"context_length": 128}), _NEVER_CALLED),
     # Two stacks.
     "bart": (Family("bart", {"d_model": 64}), "it is an encoder-decoder"),
