@@ -7,9 +7,8 @@ import os
 import pytest
 import torch
 
-from prefixd.worker.attention.batch import AttentionBatch
+from bench.cascade import WithoutCascade
 from prefixd.worker.attention.registry import BACKENDS, create_backend
-from prefixd.worker.attention.sdpa import SdpaBackend, SdpaPlan
 from prefixd.worker.attention.seam import AttentionBackend
 
 CAN_RUN_TRITON = torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
@@ -23,14 +22,6 @@ def every_backend() -> list[object]:
         pytest.param(name, marks=[needs_triton] if name == "triton" else [])
         for name in sorted(BACKENDS)
     ]
-
-
-class WithoutCascade(SdpaBackend):
-    """The torch backend with a fused attention for each decode row, as for any others."""
-
-    def plan(self, batch: AttentionBatch) -> SdpaPlan:
-        """Nothing is read for several rows at once."""
-        return SdpaPlan(batch, batch.sequences, None)
 
 
 WITHOUT_CASCADE = "torch-without-cascade"

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from prefixd.kernels.layer_kv import LayerKv
 from prefixd.worker.attention.batch import AttentionBatch
@@ -279,6 +280,20 @@ def test_reduced_config_keeps_every_layer_type() -> None:
     assert reduced.sliding_window < 10, "the probe's sequences must reach beyond the window"
     assert (config.num_hidden_layers, len(config.layer_types)) == (12, 12)
     assert config.sliding_window == 4_096
+
+
+@pytest.mark.parametrize(
+    "model_type", ["deepseek_v3", "gemma3_text", "gemma4_text", "gpt_oss", "mixtral", "qwen3_moe"]
+)
+def test_reduced_config_of_a_real_size_is_small(model_type: str) -> None:
+    """Whatever else is large (experts, vocabularies of layers), only heads keep their size."""
+    auto_model: Any = AutoModelForCausalLM
+    config = AutoConfig.for_model(model_type)
+    with torch.device("meta"):
+        network = auto_model.from_config(reduced_config(config))
+    assert sum(weight.numel() for weight in network.parameters()) < 400_000_000
+    text = network.config.get_text_config()
+    assert text.num_attention_heads == config.get_text_config().num_attention_heads
 
 
 class _ChangedWindow:
