@@ -121,6 +121,7 @@ class WorkerConfig:
         model_version: of the weights that the worker starts with; empty: the default version.
         sub_block_reuse: whether a cached prefix may end inside a block.
         merge_duplicates: whether equal blocks become one once they are written.
+        eviction_policy: of the pool; empty: the controller's default.
         limits: of the scheduler.
         lease_ms: how long the pool outlives its worker; None: the controller's default.
         controller_wait_s: how long running answers wait for a lost controller.
@@ -135,6 +136,7 @@ class WorkerConfig:
     model_version: str = ""
     sub_block_reuse: bool = False
     merge_duplicates: bool = False
+    eviction_policy: str = ""
     limits: SchedulerLimits = field(default_factory=SchedulerLimits)
     lease_ms: int | None = None
     controller_wait_s: float = CONTROLLER_WAIT_S_DEFAULT

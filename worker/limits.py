@@ -8,6 +8,10 @@ LENGTH_PENALTY_MAX = 10.0
 """Largest length penalty of a beam search, and its negative the smallest."""
 DRAFT_TOKENS_MAX = 16
 """Tokens that prompt lookup guesses ahead of one step."""
+RETENTION_PRIORITY_MAX = 7
+"""Priority of a retention hint."""
+RETENTION_MS_MAX = 7 * 24 * 3_600_000
+"""How long a retention hint may hold."""
 STOP_STRINGS_MAX = 16
 """Stop strings of one request."""
 STOP_STRING_LENGTH_MAX = 256
