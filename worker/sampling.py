@@ -93,24 +93,15 @@ class Draw:
     position: int
 
 
-def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
-    """Chooses one token per row.
+def choose(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Chooses one token per row; rows that are not greedy are sorted, so they go apart.
 
     Args:
         logits: (rows, vocabulary), any floating dtype; probabilities are computed in float64.
         draws: one per row.
 
     Returns:
-        The token ids. Greedy rows take the lowest id among equals.
-    """
-    token_ids: list[int] = choose(logits, draws).tolist()
-    return token_ids
-
-
-def choose(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Chooses one token per row, and leaves the token ids on the device: int64 (rows,).
-
-    Rows that are not greedy are sorted, so they go apart from those that are.
+        Token ids, int64 (rows,), on the device. Greedy rows take the lowest id among equals.
     """
     assert logits.dim() == 2, logits.shape
     assert logits.shape[0] == len(draws), (logits.shape, len(draws))
@@ -158,7 +149,7 @@ def draw_rows(logits: Tensor, parameters: Tensor) -> Tensor:
 
 
 def _draw_some(logits: Tensor, parameters: Tensor) -> Tensor:
-    token_ids, weights = _weigh(logits, parameters)
+    token_ids, weights = weigh(logits, parameters)
     cumulative = weights.cumsum(dim=-1)
     # Scaled by the last sum, for the weights do not add up to 1.
     targets = parameters[DrawField.UNIFORM, :, None] * cumulative[:, -1:]
@@ -168,27 +159,16 @@ def _draw_some(logits: Tensor, parameters: Tensor) -> Tensor:
     return token_ids.gather(1, torch.where(is_drawn, index, 0))[:, 0]
 
 
-def probabilities(logits: Tensor, options: SamplingOptions) -> tuple[Tensor, Tensor]:
-    """The distribution that a non-greedy draw follows.
+def weigh(logits: Tensor, parameters: Tensor) -> tuple[Tensor, Tensor]:
+    """The distributions that rows are drawn from.
 
     Args:
-        logits: (vocabulary,), at least one of them finite.
-        options: not greedy.
+        logits: (rows, vocabulary), at least one of each row finite.
+        parameters: float64 (fields, rows), see `draw_parameters`.
 
     Returns:
-        Token ids in descending order of probability, and their probabilities (float64, zero for
-        those that top_k and top_p remove, sum 1). Both have shape (vocabulary,).
-    """
-    assert not options.is_greedy
-    parameters = torch.from_numpy(draw_parameters([Draw(options, 0)])).to(logits.device)
-    token_ids, weights = _weigh(logits[None], parameters)
-    return token_ids[0], weights[0] / weights.sum()
-
-
-def _weigh(logits: Tensor, parameters: Tensor) -> tuple[Tensor, Tensor]:
-    """Token ids by descending logit, and weights in proportion to their probabilities.
-
-    Both have shape (rows, vocabulary); weights are float64, zero for what top_k and top_p remove.
+        Token ids by descending logit, and weights in proportion to their probabilities: float64,
+        zero for what top_k and top_p remove. Both have shape (rows, vocabulary).
     """
     ordered, token_ids = torch.sort(logits, dim=-1, descending=True, stable=True)
     ordered = ordered.double()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,19 +14,32 @@ from prefixd.worker.sampling import (
     Draw,
     SamplingInvalid,
     SamplingOptions,
+    choose,
     draw_parameters,
     draw_rows,
-    probabilities,
-    sample,
+    weigh,
 )
 
 LOGITS = torch.tensor([1.0, 3.0, 2.0, -torch.inf, 0.0])
 
 
+def sample(logits: torch.Tensor, rows: Sequence[Draw]) -> list[int]:
+    """The chosen tokens, one per row."""
+    token_ids: list[int] = choose(logits, rows).tolist()
+    return token_ids
+
+
+def probabilities(logits: torch.Tensor, options: SamplingOptions) -> dict[int, float]:
+    """The probability of each token id; zero for those that the options remove."""
+    parameters = torch.from_numpy(draw_parameters([Draw(options, 0)]))
+    token_ids, weights = weigh(logits[None], parameters)
+    shares = weights[0] / weights.sum()
+    return dict(zip(token_ids[0].tolist(), shares.tolist(), strict=True))
+
+
 def kept(options: SamplingOptions, logits: torch.Tensor = LOGITS) -> set[int]:
     """The token ids that can be drawn."""
-    token_ids, weights = probabilities(logits, options)
-    return {int(i) for i, weight in zip(token_ids, weights, strict=True) if weight > 0}
+    return {token_id for token_id, share in probabilities(logits, options).items() if share > 0}
 
 
 def draws(options: SamplingOptions, count: int, logits: torch.Tensor = LOGITS) -> list[int]:
@@ -86,10 +100,10 @@ def test_top_p_counts_what_top_k_left() -> None:
 
 def test_temperature_sharpens_and_flattens() -> None:
     """Low temperatures approach greedy, high ones the uniform distribution."""
-    sharp = probabilities(LOGITS, SamplingOptions(temperature=0.05))[1]
-    flat = probabilities(LOGITS, SamplingOptions(temperature=100.0))[1]
-    assert sharp[0] > 0.999_999
-    assert flat[3] > 0.24
+    sharp = probabilities(LOGITS, SamplingOptions(temperature=0.05))
+    flat = probabilities(LOGITS, SamplingOptions(temperature=100.0))
+    assert sharp[1] > 0.999_999
+    assert flat[4] > 0.24
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-40, 1e-6])
