@@ -98,9 +98,13 @@ class ModelConfig:
         except UnknownBackend as error:
             raise ConfigInvalid(str(error)) from error
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
-            raise ConfigInvalid(f"device {self.device!r} is none of auto, cpu, cuda, cuda:N")
+            raise ConfigInvalid(
+                f"--device is {self.device!r}, but must be one of auto, cpu, cuda, cuda:N"
+            )
         if self.dtype not in DTYPES:
-            raise ConfigInvalid(f"dtype {self.dtype!r} is none of {', '.join(DTYPES)}")
+            raise ConfigInvalid(
+                f"--dtype is {self.dtype!r}, but must be one of {', '.join(DTYPES)}"
+            )
         if self.kv_dtype not in KV_DTYPES:
             raise ConfigInvalid(
                 f"--kv-dtype is {self.kv_dtype!r}, but must be one of {', '.join(KV_DTYPES)}"
@@ -143,10 +147,12 @@ class WorkerConfig:
 
     def check(self) -> None:
         """Raises ConfigInvalid, naming the option and its limit, or the options that contradict."""
-        if self.controller_wait_s < 0:
+        if not self.controller_wait_s >= 0:  # also refuses NaN
             raise ConfigInvalid(
                 f"--controller-wait-s is {self.controller_wait_s}, but must be at least 0"
             )
+        if self.lease_ms is not None and self.lease_ms < 1:
+            raise ConfigInvalid(f"--lease-ms is {self.lease_ms}, but must be at least 0")
         length = len(self.model_version)
         if length > MODEL_VERSION_LENGTH_MAX:
             raise ConfigInvalid(

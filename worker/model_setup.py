@@ -218,11 +218,12 @@ def _device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigInvalid(f"device {name!r}: this machine has no usable GPU")
+        raise ConfigInvalid(f"--device is {name!r}, but this machine has no usable GPU")
     index = int(name.partition(":")[2] or 0)
     if device.type == "cuda" and index >= torch.cuda.device_count():
         raise ConfigInvalid(
-            f"device {name!r}: this machine has {torch.cuda.device_count()} GPUs, from cuda:0 on"
+            f"--device is {name!r}, but this machine has {torch.cuda.device_count()} GPUs, from"
+            " cuda:0 on"
         )
     return device
 
