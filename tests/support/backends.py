@@ -1,13 +1,16 @@
-"""The attention backends as parameters of tests."""
+"""The attention backends as parameters of tests, and passes for them."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import pytest
 import torch
+from torch import Tensor
 
 from bench.cascade import WithoutCascade
+from prefixd.worker.attention.batch import AttentionBatch, SequenceRows, pack_tables
 from prefixd.worker.attention.registry import BACKENDS, create_backend
 from prefixd.worker.attention.seam import AttentionBackend
 
@@ -35,3 +38,10 @@ def contract_backends() -> list[object]:
 def contract_backend(name: str) -> AttentionBackend:
     """Makes one of `contract_backends`."""
     return WithoutCascade() if name == WITHOUT_CASCADE else create_backend(name)
+
+
+def build_batch(
+    slots: Tensor, sequences: Sequence[SequenceRows], *, block_size: int
+) -> AttentionBatch:
+    """A pass whose rows are stored to ``slots``, with the packed tables of its sequences."""
+    return AttentionBatch(slots, tuple(sequences), pack_tables(sequences), block_size)

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from bench.cascade import WithoutCascade
 from prefixd.kernels.layer_kv import LayerKv
-from prefixd.worker.attention.batch import SequenceRows, build_batch
+from prefixd.worker.attention.batch import SequenceRows
 from prefixd.worker.attention.cascade import Branch, DecodeCascade, build_cascade
 from prefixd.worker.attention.reference import ReferenceBackend
 from prefixd.worker.attention.sdpa import SdpaBackend
 from prefixd.worker.attention.seam import LayerTraits
 from prefixd.worker.model.forward import flatten
 from prefixd.worker.model.runner import ModelRunner
+from tests.support.backends import build_batch
 from tests.support.models import (
     CPU,
     PagedHarness,
