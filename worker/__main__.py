@@ -203,10 +203,13 @@ def _run(config: WorkerConfig, model_config: ModelConfig, log: Log) -> bool:
         return _serve(config, model_config, load_runner(model_config, report=report), (), log)
     # The other ranks start first: they import the same, at the same time.
     with Ranks(model_config.rank_count) as ranks:
+        log.info("ranks_started", process_ids=ranks.process_ids)
         from prefixd.worker.parallel.setup import load_parallel_runner
 
         runner = load_parallel_runner(model_config, ranks, report=report)
-        return _serve(config, model_config, runner, (ranks.watch,), log)
+        _serve(config, model_config, runner, (ranks.watch,), log)
+    # The threads of the process group may wait for the others, which are gone.
+    return False
 
 
 def _serve(

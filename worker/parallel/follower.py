@@ -26,17 +26,17 @@ LOG_LEVEL = "error"
 
 
 def follow(receive: Callable[[], bytes], answer: Callable[[bytes], None]) -> NoReturn:
-    """Runs passes as rank 0 tells them; the process ends from outside.
+    """Runs passes as rank 0 tells them; rank 0 ends the process.
 
-    What fails is told to rank 0 before it is raised: a rank that could not do its part of a pass
-    is of no more use, and by its end the others notice where they wait for it.
+    A rank that could not do its part of a pass is of no more use: it tells why and ends, whereby
+    the others notice that they wait for it in vain.
 
     Args:
         receive: waits for the next frame.
         answer: sends one.
 
     Raises:
-        Exception: it failed.
+        SystemExit: it failed, and rank 0 knows.
     """
     log = json_logger(LOG_LEVEL)
     rank = 0
