@@ -23,11 +23,10 @@ ROWS_AT_ONCE = 16
 class DrawField(IntEnum):
     """Rows of the array that tells how to draw."""
 
-    IS_DRAWN = 0
-    TEMPERATURE = 1
-    TOP_K = 2
-    TOP_P = 3
-    UNIFORM = 4
+    TEMPERATURE = 0
+    TOP_K = 1
+    TOP_P = 2
+    UNIFORM = 3
 
 
 class SamplingInvalid(ValueError):
@@ -117,16 +116,15 @@ def choose(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
 
 
 def draw_parameters(draws: Sequence[Draw]) -> NDArray[np.float64]:
-    """What `draw_rows` needs of draws: float64 (fields, rows), the fields those of `DrawField`."""
+    """What `draw_rows` needs of draws, none of them greedy: float64 (fields, rows), by `DrawField`.
+
+    Any number of columns of ones is a valid set of parameters, too.
+    """
     parameters = np.empty((len(DrawField), len(draws)))
     for row, draw in enumerate(draws):
         options = draw.options
-        # Of a greedy row only the first field is heeded; the others must not be out of range.
-        parameters[:, row] = (
-            (0.0, 1.0, 0.0, 1.0, 0.0)
-            if options.is_greedy
-            else (1.0, options.temperature, options.top_k, options.top_p, _uniform(draw))
-        )
+        assert not options.is_greedy, "greedy rows are not drawn"
+        parameters[:, row] = (options.temperature, options.top_k, options.top_p, _uniform(draw))
     return parameters
 
 
@@ -140,7 +138,7 @@ def draw_rows(logits: Tensor, parameters: Tensor) -> Tensor:
         parameters: float64 (fields, rows), see `draw_parameters`.
 
     Returns:
-        Token ids, int64 (rows,). Greedy rows take the lowest id among equals.
+        Token ids, int64 (rows,).
     """
     parts = zip(
         torch.split(logits, ROWS_AT_ONCE), torch.split(parameters, ROWS_AT_ONCE, dim=1), strict=True
@@ -155,8 +153,7 @@ def _draw_some(logits: Tensor, parameters: Tensor) -> Tensor:
     targets = parameters[DrawField.UNIFORM, :, None] * cumulative[:, -1:]
     index = torch.searchsorted(cumulative, targets, right=True)
     index = torch.minimum(index, torch.count_nonzero(weights, dim=-1)[:, None] - 1)
-    is_drawn = parameters[DrawField.IS_DRAWN, :, None] != 0
-    return token_ids.gather(1, torch.where(is_drawn, index, 0))[:, 0]
+    return token_ids.gather(1, index)[:, 0]
 
 
 def weigh(logits: Tensor, parameters: Tensor) -> tuple[Tensor, Tensor]:
