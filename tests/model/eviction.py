@@ -4,11 +4,11 @@ from collections.abc import Set
 
 from prefixd.controller.core.messages import BlockId
 from tests.model.sequence import Place
-from tests.model.windows import NaiveWindows
+from tests.model.window_twins import NaiveWindowTwins
 
 
 def evict(
-    pool: NaiveWindows, blocks: set[BlockId], digested: Set[Place] = frozenset()
+    pool: NaiveWindowTwins, blocks: set[BlockId], digested: Set[Place] = frozenset()
 ) -> tuple[int, int]:
     """Takes named blocks, the places of named twins, or what is published at places named by
     their digests, out of the index with all that is behind them (S19), in every group; a named
@@ -21,8 +21,9 @@ def evict(
     windows = {
         key: block
         for key, block in pool.window_index.items()
-        if block in blocks or _is_behind(key[1], named)
+        if not blocks.isdisjoint((block, *pool.window_twins_of(key))) or _is_behind(key[1], named)
     }
+    window_twins = {twin for key in windows for twin in pool.window_twins_of(key)}
     counts = pool.reference_counts()
     held = sum(pool.index[place] in counts for place in doomed)
     held += sum(block in counts for block in windows.values())
@@ -31,7 +32,7 @@ def evict(
         doomed_blocks.update(pool.twins_of(place))
     for sequence in pool.sequences.values():
         at = [index for index, block in enumerate(sequence.table) if block in doomed_blocks]
-        if at or not set(windows.values()).isdisjoint(sequence.held_blocks()):
+        if at or not {*windows.values(), *window_twins}.isdisjoint(sequence.held_blocks()):
             sequence.sealed_at = min([sequence.shared_count, *at])
             sequence.cacheable = False
     for place in sorted(doomed, key=len, reverse=True):
@@ -43,6 +44,7 @@ def evict(
     # A failure leaves a held window block in its table if it was written.
     for block in doomed_blocks | (set(windows.values()) - counts.keys()):
         del pool.step_of_block[block]
+    pool.window_twins = [twin for twin in pool.window_twins if twin not in window_twins]
     pool.twin_blocks = [twin for twin in pool.twin_blocks if twin not in doomed_blocks]
     return len(doomed) + len(windows), held
 

@@ -11,8 +11,6 @@ Choices that the rules leave open, and that the core has made:
   group, too. Of freed blocks the last one has been used last.
 - A prompt is admitted by what its full-attention group will need in all, and by what the window
   groups need for the chunk at hand: later chunks use again what the windows leave behind.
-- The block that completes a place first keeps it as long as it is cached; an equal one stays
-  private to its table.
 """
 
 from collections.abc import Callable
@@ -156,14 +154,21 @@ class NaiveWindows(NaiveEviction):
         uncached: list[BlockId] = []
         for block in blocks:
             if block in self.reference_counts():
-                continue
-            if block in self.window_index.values():
+                self.leave_table(block)
+            elif self.is_cached_still(block):
                 self.rest(block)
             else:
                 self.step_of_block.pop(block, None)
                 self.leave_window(block)
                 uncached.append(block)
         self.free[:0] = uncached
+
+    def is_cached_still(self, block: BlockId) -> bool:
+        """Tells whether a window block that no table has any more stands for a place."""
+        return block in self.window_index.values()
+
+    def leave_table(self, block: BlockId) -> None:
+        """Takes note that a window block has left a table while others still have it."""
 
     def has_window(self, sequence: NaiveSequence, token_count: int) -> bool:
         """Tells whether tables hold what a query behind so many tokens attends to."""
@@ -236,9 +241,13 @@ class NaiveWindows(NaiveEviction):
             if block in taken:
                 self.statistics.evicted_block_count += 1
                 self.leave_window(block)
-                del self.window_index[key]
+                self.evict_window(key)
                 del self.step_of_block[block]
         return taken
+
+    def evict_window(self, key: tuple[int, Place]) -> None:
+        """Takes the block of a group's place for new use."""
+        del self.window_index[key]
 
     def complete_blocks(self, sequence: NaiveSequence) -> None:
         """Lets blocks of all groups enter the index."""
@@ -247,14 +256,18 @@ class NaiveWindows(NaiveEviction):
         size = sequence.block_size
         if not sequence.cacheable:
             return
-        for group, table in sequence.window_tables.items():
-            for index in range(first, sequence.completed):
+        for index in range(first, sequence.completed):
+            for group, table in sequence.window_tables.items():
                 block, key = table[index], (group, sequence.place(index))
                 if not block or self.window_index.get(key) == block:
                     continue
                 steps = sequence.scheduled_by[index * size : (index + 1) * size]
                 self.step_of_block[block] = max(steps)
-                self.window_index.setdefault(key, block)
+                self.enter_window(key, block)
+
+    def enter_window(self, key: tuple[int, Place], block: BlockId) -> None:
+        """Lets a complete block have its place."""
+        self.window_index.setdefault(key, block)
 
     def release(self, sequence: NaiveSequence, *, kept_block_count: int) -> None:
         """Gives back the blocks of all groups behind the kept ones, from the end."""
