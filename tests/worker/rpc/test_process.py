@@ -46,8 +46,9 @@ def options(folder: Path, controller_address: str, *more: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def lonely(tiny_folder: Path) -> Iterator[WorkerProcess]:
-    """A worker whose controller's address nobody serves."""
-    with worker_process(*options(tiny_folder, "127.0.0.1:1")) as worker:
+    """A worker on the CPU whose controller's address nobody serves."""
+    choices = ("--device", "cpu", "--attention-backend", "auto")
+    with worker_process(*options(tiny_folder, "127.0.0.1:1", *choices)) as worker:
         yield worker
 
 
@@ -62,6 +63,15 @@ def test_worker_without_controller_says_so(lonely: WorkerProcess) -> None:
         assert calls.info().epoch == 0
     assert any("controller_unreachable" in line for line in lonely.log)
     assert [line for line in lonely.log if not line.startswith("{")] == []
+
+
+def test_log_and_info_name_the_backend_that_runs(lonely: WorkerProcess) -> None:
+    """Which one "auto" is on this device."""
+    events = [json.loads(line) for line in lonely.log if line.startswith("{")]
+    (loaded,) = [event for event in events if event["event"] == "model_loaded"]
+    assert (loaded["device"], loaded["attention_backend"]) == ("cpu", "torch")
+    with client(lonely.address) as calls:
+        assert calls.info().attention_backend == "torch"
 
 
 def test_the_pool_is_told_before_it_is_served(lonely: WorkerProcess) -> None:
