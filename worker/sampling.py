@@ -8,6 +8,7 @@ else shares its batch.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import torch
@@ -121,10 +122,12 @@ def draw_parameters(draws: Sequence[Draw]) -> NDArray[np.float64]:
     Any number of columns of ones is a valid set of parameters, too.
     """
     parameters = np.empty((len(DrawField), len(draws)))
+    uniforms = _Uniforms()
     for row, draw in enumerate(draws):
         options = draw.options
         assert not options.is_greedy, "greedy rows are not drawn"
-        parameters[:, row] = (options.temperature, options.top_k, options.top_p, _uniform(draw))
+        uniform = uniforms.at(seed=options.seed, position=draw.position)
+        parameters[:, row] = (options.temperature, options.top_k, options.top_p, uniform)
     return parameters
 
 
@@ -182,9 +185,21 @@ def weigh(logits: Tensor, parameters: Tensor) -> tuple[Tensor, Tensor]:
     return token_ids, weights.masked_fill(mass_before >= parameters[DrawField.TOP_P, :, None], 0.0)
 
 
-def _uniform(draw: Draw) -> float:
-    """A number in [0, 1) that depends on seed and position only."""
-    generator = np.random.Generator(
-        np.random.Philox(key=draw.options.seed, counter=draw.position << 64)
-    )
-    return float(generator.random())
+class _Uniforms:
+    """Numbers in [0, 1), each a function of a seed and a position.
+
+    Invariant: each is the first that numpy draws from Philox with the seed as its key and the
+    position as the second word of its counter. One generator serves all, since to set its state
+    takes a tenth of the time that it takes to make one.
+    """
+
+    def __init__(self) -> None:
+        self._philox = np.random.Philox(key=0)
+        self._state: Any = self._philox.state
+
+    def at(self, *, seed: int, position: int) -> float:
+        """The number of a seed and a position."""
+        self._state["state"]["key"][:] = (seed, 0)
+        self._state["state"]["counter"][:] = (0, position, 0, 0)
+        self._philox.state = self._state
+        return (int(self._philox.random_raw()) >> 11) * 2.0**-53

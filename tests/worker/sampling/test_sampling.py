@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from prefixd.worker.sampling import (
     ROWS_AT_ONCE,
     Draw,
+    DrawField,
     SamplingInvalid,
     SamplingOptions,
     choose,
@@ -147,6 +149,17 @@ def test_rows_drawn_on_the_device_are_those_sampled() -> None:
     drawn = draw_rows(logits, torch.from_numpy(draw_parameters(rows)))
     assert drawn.tolist() == sample(logits, rows)
     assert drawn.tolist() != logits.argmax(dim=-1).tolist()
+
+
+def test_uniform_numbers_are_numpys() -> None:
+    """Seed and position name one number of a published generator, in whatever order they come."""
+    places = [(0, 0), (2**64 - 1, 1), (5, 10_000_000), (5, 7), (5, 7), (0, 0)]
+    rows = [Draw(SamplingOptions(temperature=1.0, seed=seed), at) for seed, at in places]
+    expected = [
+        np.random.Generator(np.random.Philox(key=seed, counter=at << 64)).random()
+        for seed, at in places
+    ]
+    assert draw_parameters(rows)[DrawField.UNIFORM].tolist() == expected
 
 
 @pytest.mark.parametrize(
