@@ -43,7 +43,6 @@ def follow(receive: Callable[[], bytes], answer: Callable[[bytes], None]) -> NoR
     try:
         assignment = decode_assignment(receive())
         rank = assignment.rank
-        answer(encode_answer(Answer()))
         runner = _load(assignment, receive, answer)
         answer(encode_answer(Answer()))
         while True:
@@ -65,8 +64,10 @@ def _load(
 ) -> ModelRunner:
     """Loads this rank's part; all ranks have as many blocks as the one with the fewest can hold."""
     config = assignment.model
-    store = find_store(assignment.store_port, config.rank_count)
     setting = settle(config, report=_report_nothing)
+    # Rank 0 meets this one in a moment; it would wait there for one that cannot come.
+    answer(encode_answer(Answer()))
+    store = find_store(assignment.store_port, config.rank_count)
     part = load_part(config, setting, rank=assignment.rank, store=store)
     answer(encode_answer(Answer(part.fitting_pool().block_count)))
     return part.runner(block_count=decode_number(receive()), report=_report_nothing)
