@@ -281,7 +281,8 @@ def _exit_at_once(status: int) -> NoReturn:
 
 
 def _fail(message: str, *, status: int) -> NoReturn:
-    print(f"prefixd worker: {message}", file=sys.stderr)
+    # Reasons of others may have several lines.
+    print(f"prefixd worker: {' '.join(message.split())}", file=sys.stderr)
     raise typer.Exit(status)
 
 
