@@ -191,9 +191,12 @@ def test_experts_are_refused_where_bitwise_equality_is_promised() -> None:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"head_dim": 272}, "heads of 272 elements are wider than the kernels' tiles of 256"),
         (
-            {"head_dim": 8, "num_attention_heads": 129, "num_key_value_heads": 1},
+            {"head_dim": 272},
+            "its heads of 272 elements are wider than the kernels' tiles of 256",
+        ),
+        (
+            {"hidden_size": 258, "num_attention_heads": 129, "num_key_value_heads": 1},
             "its 129 query heads per kv head are more than the 128 of the kernels' tiles",
         ),
     ],
