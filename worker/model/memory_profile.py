@@ -37,7 +37,7 @@ def largest_pass(model: LoadedModel, limits: SchedulerLimits, *, block_size: int
         count_of_blocks = -(-count // block_size)
         end_block = next_block + len(model.groups) * count_of_blocks
         firsts = range(next_block, end_block, count_of_blocks)
-        chunks.append(_chunk(count, firsts, block_size))
+        chunks.append(_chunk(count, firsts, block_size, logit_token_count=count))
         next_block = end_block
     return flatten(chunks)
 
@@ -149,14 +149,16 @@ def warm_up(runner: ModelRunner) -> None:
         end_block = next_block + group_count * count_of_blocks
         if count <= runner.model.context_token_count_max and end_block <= kv.block_count:
             firsts = range(next_block, end_block, count_of_blocks)
-            chunks.append(_chunk(count, firsts, kv.block_size))
+            chunks.append(_chunk(count, firsts, kv.block_size, logit_token_count=1))
             next_block = end_block
     runner.run(flatten(chunks))
     if kv.block_count > 2:
         runner.copy((BlockCopy(source_block_id=1, target_block_id=2, token_count=1),))
 
 
-def _chunk(token_count: int, first_block_ids: Sequence[int], block_size: int) -> Chunk:
+def _chunk(
+    token_count: int, first_block_ids: Sequence[int], block_size: int, *, logit_token_count: int
+) -> Chunk:
     """The first tokens of a sequence, in consecutive blocks from the first of each KV group."""
     block_count = -(-token_count // block_size)
     return Chunk(
@@ -164,5 +166,5 @@ def _chunk(token_count: int, first_block_ids: Sequence[int], block_size: int) ->
         0,
         [range(first, first + block_count) for first in first_block_ids],
         [range(first * block_size, first * block_size + token_count) for first in first_block_ids],
-        token_count,
+        logit_token_count,
     )

@@ -110,10 +110,15 @@ def test_available_memory_is_the_least_of_machine_and_control_group(
     meminfo = "MemTotal: 9000 kB\nMemFree: 100 kB\nMemAvailable:    4000 kB\n"
     _system(tmp_path, monkeypatch, meminfo=meminfo)
     assert available_byte_count() == 4_000 * 1_024
-    _system(tmp_path, monkeypatch, memory_max="max\n", memory_current="5000\n")
+    statistics = "anon 300000\ninactive_file 200000\nactive_file 7\n"
+    group = {"memory_current": "500000\n", "memory_stat": statistics}
+    _system(tmp_path, monkeypatch, memory_max="max\n", **group)
     assert available_byte_count() == 4_000 * 1_024
-    _system(tmp_path, monkeypatch, memory_max="2000000\n", memory_current="500000\n")
-    assert available_byte_count() == 1_500_000
+    # What was read from files gives way.
+    _system(tmp_path, monkeypatch, memory_max="2000000\n", **group)
+    assert available_byte_count() == 1_700_000
+    _system(tmp_path, monkeypatch, memory_max="200000\n", **group)
+    assert available_byte_count() == 0
 
 
 def test_a_pool_on_the_cpu_stays_below_what_is_available(
