@@ -22,7 +22,7 @@ from prefixd.worker.model.graphs_decode import DecodeGraphs
 from prefixd.worker.model.kv_cache import PagedKv
 from prefixd.worker.model.loaded import LoadedModel
 from prefixd.worker.model.runner import ModelRunner
-from prefixd.worker.model_memory import SizedPool, size_pool
+from prefixd.worker.pool_sizing import SizedPool, size_pool
 
 KV_DTYPES_8_BIT = {"int8": torch.int8, "fp8": FP8_DTYPE}
 """The 8-bit formats of KV by their names among the options."""

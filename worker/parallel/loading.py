@@ -11,9 +11,9 @@ from prefixd.worker.config import ConfigInvalid, ModelConfig
 from prefixd.worker.model.loaded import LoadedModel
 from prefixd.worker.model.loader import load_split
 from prefixd.worker.model.runner import ModelRunner
-from prefixd.worker.model_memory import SizedPool
 from prefixd.worker.model_setup import Setting, fitting_pool, make_runner
 from prefixd.worker.parallel.group import join_group
+from prefixd.worker.pool_sizing import SizedPool
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from prefixd.worker.model.memory_profile import (
     run_largest_pass,
     warm_up,
 )
-from prefixd.worker.model_memory import SizedPool, size_pool
+from prefixd.worker.pool_sizing import SizedPool, size_pool
 from tests.support.graphs import CpuRecorder, DenseBackend
 from tests.support.models import PagedHarness, llama_config, mixed_config, random_model
 
