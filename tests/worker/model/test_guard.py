@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,17 @@ def test_model_is_refused_with_its_reason(name: str) -> None:
     with pytest.raises(ModelRefused, match=reason) as raised:
         random_model(family.config())
     assert str(raised.value).startswith(f"model {family.model_type!r} is refused: ")
+
+
+def test_the_document_lists_what_is_served_and_refused(repository_folder: Path) -> None:
+    """docs/models.md names every family of the sweep, and every refused one."""
+    text = (repository_folder / "docs/models.md").read_text()
+    _, served, refused = re.split(r"^## .*$", text, flags=re.MULTILINE)
+    named = re.findall(r"`([a-z0-9_-]+)`", served)
+    assert {family.model_type for family in FAMILIES.values()} == set(named) - {"strict"}
+    assert {family.model_type for family, _ in REFUSED.values()} - {"llama", "phi3"} == set(
+        re.findall(r"`([a-z0-9_-]+)`", refused)
+    ) - {"dynamic", "longrope", "triton"}
 
 
 def test_a_mask_that_no_configuration_told_of_shows_in_the_numbers() -> None:
