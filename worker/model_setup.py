@@ -164,6 +164,9 @@ def _warm_runner(
     torch.cuda.synchronize(device)
     report(f"kernels compiled in {time.perf_counter() - start_s:.1f} s")
     if not _records_graphs(runner.model, backend, config):
+        if config.records_graphs:
+            reason = "split" if config.rank_count > 1 else "on this attention backend"
+            report(f"no CUDA graphs, so decode steps start kernel by kernel: the model is {reason}")
         return runner
     return recording_runner(runner, backend, CudaGraphRecorder(device), config.limits, report)
 
