@@ -30,23 +30,11 @@ from prefixd.worker.model.kv_cache import PagedKv
 from prefixd.worker.model.loaded import LoadedModel
 from prefixd.worker.model.loader import load_folder
 from prefixd.worker.model.runner import ModelRunner
+from tests.support.families import SHAPE
 
 CPU = torch.device("cpu")
 
-# Wide initial weights make attention far from uniform, so that a wrong mask shows.
-_SHAPE: dict[str, Any] = {
-    "vocab_size": 160,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.2,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
+_SHAPE: dict[str, Any] = {**SHAPE, "num_hidden_layers": 3}
 
 
 def llama_config(**changes: Any) -> PreTrainedConfig:
