@@ -88,14 +88,20 @@ AttentionBackendOption = Annotated[
         " reference (slow); auto: triton on a GPU, else torch."
     ),
 ]
-DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+DeviceOption = Annotated[
+    str, typer.Option(help="cpu, cuda or cuda:N; auto: a GPU where there is one, else the CPU.")
+]
 DtypeOption = Annotated[
-    str, typer.Option(help="auto (float32 on the CPU), float32, bfloat16 or float16.")
+    str,
+    typer.Option(
+        help="What to compute in: float32, bfloat16 or float16; auto: float32 on the CPU, bfloat16"
+        " on a GPU."
+    ),
 ]
 KvDtypeOption = Annotated[
     str,
     typer.Option(
-        help="How the pool stores K and V: auto (the dtype), or 8 bits per element: int8 or fp8."
+        help="How the pool stores K and V: int8 or fp8, 8 bits per element; auto: as --dtype says."
     ),
 ]
 TensorParallelOption = Annotated[
