@@ -158,3 +158,20 @@ def test_s20_claims_that_are_gone_are_forgotten() -> None:
         answer(driver, turn, [1] * 5, EXPECTED)
     claims = driver.pool.state.claims
     assert claims.waiting_count < 100
+
+
+def test_s20_what_is_left_of_a_shared_prefix_is_shared() -> None:
+    """The block where sequences parted was taken: the one before it is still no one's tail."""
+    driver = pool(block_count=8)
+    shared = [9] * 4 + [8] * 4
+    driver.open(1, [*shared[:4], 7])
+    for handle in (2, 3):
+        driver.open(handle, [*shared, handle, handle, handle, handle, 5])
+    for handle in (2, 3, 1):
+        close(driver, handle, OVER)
+    driver.step()
+    driver.open(4, [6] * 24)
+    assert driver.match([*shared, 1]).published_token_count == 4
+    close(driver, 4, OVER)
+    driver.step()
+    assert evictable(driver)[-1] == 1
