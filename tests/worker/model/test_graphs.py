@@ -12,9 +12,16 @@ from torch import Tensor
 
 from prefixd.kernels.layer_kv import FP8_DTYPE
 from prefixd.worker.attention.batch import pack_tables
+from prefixd.worker.attention.registry import create_backend
+from prefixd.worker.attention.seam import AttentionBackend, RecordableBackend
 from prefixd.worker.model import graphs
 from prefixd.worker.model.forward import Chunk, ForwardPass, flatten
-from prefixd.worker.model.graphs import context_token_counts, row_counts
+from prefixd.worker.model.graphs import (
+    CudaGraphRecorder,
+    GraphRecorder,
+    context_token_counts,
+    row_counts,
+)
 from prefixd.worker.model.graphs_decode import DecodeGraphs
 from prefixd.worker.model.kv_cache import PagedKv
 from prefixd.worker.model.loaded import LoadedModel
@@ -33,22 +40,29 @@ from tests.support.models import (
 BLOCK_SIZE = 8
 BLOCK_COUNT = 200
 ROW_COUNT_MAX = 5
+DENSE = DenseBackend()
 CONFIGS = {"llama": llama_config, "mixed": mixed_config, "gpt_oss": gpt_oss_config}
 
 
 class Recorded:
     """A model with recordings, and the same model without; each with a pool of its own."""
 
-    def __init__(self, model: LoadedModel, *, kv_dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        *,
+        kv_dtype: torch.dtype = torch.float32,
+        backend: AttentionBackend = DENSE,
+        recorder: GraphRecorder | None = None,
+    ) -> None:
         self.model = model
-        self.recorder = CpuRecorder()
         self.recorded_kv, self.plain_kv = _pool(model, kv_dtype), _pool(model, kv_dtype)
-        backend = DenseBackend()
+        assert isinstance(backend, RecordableBackend)
         self.graphs = DecodeGraphs(
             model,
             self.recorded_kv,
             backend,
-            self.recorder,
+            recorder or CpuRecorder(),
             row_count_max=ROW_COUNT_MAX,
             context_token_count_max=model.context_token_count_max,
         )
@@ -133,7 +147,22 @@ def llama() -> LoadedModel:
 @pytest.mark.parametrize("family", sorted(CONFIGS))
 def test_recorded_steps_are_the_plain_steps(family: str) -> None:
     """Twelve steps of random rows: logits, tokens and stored KV; no Python of the model runs."""
-    pair = Recorded(random_model(CONFIGS[family]()))
+    check_steps(Recorded(random_model(CONFIGS[family]())))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("family", sorted(CONFIGS))
+def test_graphs_of_a_gpu_are_the_plain_steps(family: str) -> None:
+    """The same with CUDA graphs of the kernels."""
+    device = torch.device("cuda")
+    model = replace(random_model(CONFIGS[family]()), device=device)
+    model.network.to(device)
+    recorder = CudaGraphRecorder(device)
+    check_steps(Recorded(model, backend=create_backend("triton"), recorder=recorder))
+
+
+def check_steps(pair: Recorded) -> None:
+    """Compares twelve steps of random rows."""
     growing = Growing(pair.model, (2, 20, 23, 61, 90), seed=7)
     prompts = growing.prompts()
     _assert_close(pair.recorded.run(prompts), pair.plain.run(prompts))
