@@ -67,6 +67,7 @@ def _free_idle_pending(state: PoolState) -> None:
         elif isinstance(segment, WindowBlock) and windows.index.is_pending(segment):
             idle.append(segment.block_id)
             state.order.remove(segment)
+            state.claims.leave_window(segment)
     state.order.push_front(idle)
 
 

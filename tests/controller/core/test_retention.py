@@ -3,7 +3,13 @@
 import pytest
 
 from prefixd.controller.core.hints import Continuation, RetentionHint
-from prefixd.controller.core.messages import CloseEntry, CloseReason, Handle
+from prefixd.controller.core.messages import (
+    CloseEntry,
+    CloseReason,
+    GroupKind,
+    GroupSpec,
+    Handle,
+)
 from prefixd.controller.core.policies.retention import EXPECTED_MS_DEFAULT
 from tests.controller.core.driver import Driver, open_entry
 
@@ -132,6 +138,25 @@ def test_s20_a_priority_with_a_duration_outlives_use() -> None:
     driver.step()
     answer(driver, 6, [6] * 5, None)
     assert evictable(driver).index(2) < len(evictable(driver)) - 1
+
+
+def test_s20_s23_window_blocks_are_claimed_with_their_sequence() -> None:
+    """Blocks of every group: each by the best claim of those that held it, and until it ends."""
+    groups = (GroupSpec(), GroupSpec(GroupKind.SLIDING_WINDOW, window_token_count=9))
+    driver = pool(block_count=30, groups=groups)
+    hints = (RetentionHint(Continuation.EXPECTED, duration_ms=50), None, OVER)
+    for handle, hint in enumerate(hints, start=1):
+        answer(driver, handle, [handle] * 9, hint)
+    held_by = {
+        handle: {block_id for run in runs for block_id in run}
+        for handle, runs in ((1, ((1, 2), (4, 5))), (2, ((3, 6), (8, 9))), (3, ((7, 10), (12, 13))))
+    }
+    order = evictable(driver)
+    assert [set(order[at : at + 4]) for at in (0, 4, 8)] == [held_by[3], held_by[2], held_by[1]]
+    driver.now_ms = 50
+    driver.step()
+    answer(driver, 4, [4] * 9, None)
+    assert set(evictable(driver)[8:12]) == held_by[1]
 
 
 def test_s20_a_preempted_sequence_is_expected_back() -> None:
