@@ -22,6 +22,7 @@ from prefixd.controller.core.messages import (
     FailedSteps,
     Handle,
     Identity,
+    OpenEntry,
     OpenOutcome,
     PoolSpec,
     Refusal,
@@ -138,6 +139,23 @@ class PoolMachine(RuleBasedStateMachine):
         if "POOL_EXHAUSTED" in reasons and self.model.sequences:
             self.add(CloseEntry(self.pick(0).handle, CloseReason.ABORTED))
 
+    def has_sequence(self, number: int) -> bool:
+        """Repeats a prompt where no sequence is open, so that the next entry has one to act on;
+        False where that is refused."""
+        if not self.model.sequences:
+            self.repeat_prompt(number)
+        return bool(self.model.sequences)
+
+    def repeat_prompt(self, number: int) -> None:
+        """Opens a sequence with a prompt that was seen before."""
+        handle, name = self.next_name()
+        prompt = self.prompt(number)
+        self.add(OpenEntry(handle, name, np.array(prompt, np.uint32)))
+
+    def prompt(self, number: int) -> list[int]:
+        """Picks a prompt that was seen before; 0 is the last one."""
+        return self.prompts[-1 - number % len(self.prompts)]
+
     def pick(self, number: int) -> NaiveSequence:
         """Picks an open sequence."""
         sequences = list(self.model.sequences.values())
@@ -155,7 +173,7 @@ class PoolMachine(RuleBasedStateMachine):
     def open(self, opening: Opening, lag: int, more: bool, look: bool) -> None:
         """Opens a sequence, most often behind a prompt that was seen before."""
         self.begin(lag=lag, budget=opening.token_budget)
-        prompt = self.prompts[opening.prompt % len(self.prompts)]
+        prompt = self.prompt(opening.prompt)
         token_ids = [*prompt[: opening.shared_token_count], *opening.token_ids]
         self.prompts = [*self.prompts[-7:], token_ids]
         handle, name = self.next_name()
@@ -167,11 +185,16 @@ class PoolMachine(RuleBasedStateMachine):
         if not more:
             self.send(look=look)
 
-    @precondition(lambda self: self.preempted and len(self.model.sequences) < SEQUENCES_MAX)
+    @precondition(lambda self: len(self.model.sequences) < SEQUENCES_MAX)
     @rule(opening=openings(), lag=LAGS, more=RARELY, look=LOOKS)
     def open_again(self, opening: Opening, lag: int, more: bool, look: bool) -> None:
-        """Opens a preempted sequence again with all its tokens."""
+        """Opens a preempted sequence again with all its tokens, or repeats a prompt."""
         self.begin(lag=lag, budget=opening.token_budget)
+        if not self.preempted:
+            self.repeat_prompt(opening.prompt)
+            if not more:
+                self.send(look=look)
+            return
         token_ids, identity, preemption_count = self.preempted.pop()
         handle, name = self.next_name()
         entry = opening.entry_again(
@@ -182,39 +205,40 @@ class PoolMachine(RuleBasedStateMachine):
         if not more:
             self.send(look=look)
 
-    @precondition(lambda self: self.model.sequences)
     @rule(extension=extensions(), lag=LAGS, more=RARELY, look=LOOKS)
     def extend(self, extension: Extension, lag: int, more: bool, look: bool) -> None:
         """Adds tokens, a chunk, drafts, lookahead slots; takes drafts back."""
         self.begin(lag=lag, budget=extension.token_budget)
-        self.add(extension.entry(self.pick(extension.sequence)))
+        if self.has_sequence(extension.sequence):
+            self.add(extension.entry(self.pick(extension.sequence)))
         if not more:
             self.send(look=look)
 
-    @precondition(lambda self: 0 < len(self.model.sequences) < SEQUENCES_MAX)
+    @precondition(lambda self: len(self.model.sequences) < SEQUENCES_MAX)
     @rule(drawn=forkings(), lag=LAGS, more=OFTEN, look=LOOKS)
     def fork(self, drawn: Forking, lag: int, more: bool, look: bool) -> None:
         """Forks a sequence; children often write in the same step."""
         self.begin(lag=lag)
-        handle, name = self.next_name()
-        self.add(drawn.entry(self.pick(drawn.sequence), handle, name))
+        if self.has_sequence(drawn.sequence):
+            handle, name = self.next_name()
+            self.add(drawn.entry(self.pick(drawn.sequence), handle, name))
         if not more:
             self.send(look=look)
 
-    @precondition(lambda self: self.model.sequences)
     @rule(drawn=rows(), lag=LAGS, more=RARELY, look=LOOKS)
     def decode(self, drawn: list[Row], lag: int, more: bool, look: bool) -> None:
         """Decodes some or all sequences; a row may name a wrong place or no sequence."""
         self.begin(lag=lag)
         parts: dict[int, tuple[int, int, int, tuple[int, ...]]] = {}
-        for row in drawn:
+        for row in drawn if self.has_sequence(drawn[0].sequence) else ():
             sequence = self.pick(row.sequence)
             handle = int(sequence.handle) + (1_000 if row.names_nobody else 0)
             place = sequence.scheduled + row.misplaced_by
             parts[handle] = (handle, max(place, 0), sequence.known, row.token_ids)
-        outcome = self.add(columns(list(parts.values())))
-        assert isinstance(outcome, DecodeOutcome)
-        self.make_room(*(row.reason for row in outcome.deferred_rows))
+        if parts:
+            outcome = self.add(columns(list(parts.values())))
+            assert isinstance(outcome, DecodeOutcome)
+            self.make_room(*(row.reason for row in outcome.deferred_rows))
         if not more:
             self.send(look=look)
 
@@ -319,7 +343,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     def match(self, opening: Opening) -> None:
         """Matching agrees; that it changes nothing is compared behind it (S8)."""
-        prompt = self.prompts[opening.prompt % len(self.prompts)]
+        prompt = self.prompt(opening.prompt)
         token_ids = [*prompt[: opening.shared_token_count], *opening.token_ids]
         found = self.pool.match_prefix(np.array(token_ids, np.uint32), opening.identity)
         assert found == self.model.match_prefix(token_ids, opening.identity)
