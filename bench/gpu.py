@@ -33,10 +33,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     faulthandler.dump_traceback_later(TIME_LIMIT_S, exit=True)
-    with tempfile.TemporaryDirectory(prefix="prefixd-gpu-") as folder:
-        link(Path(folder))
-        _import_from(Path(folder))
-        return _run(options)
+    try:
+        with tempfile.TemporaryDirectory(prefix="prefixd-gpu-") as folder:
+            link(Path(folder))
+            _import_from(Path(folder))
+            return _run(options)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def link(folder: Path) -> None:

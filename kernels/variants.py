@@ -22,11 +22,12 @@ from prefixd.kernels.work_buffers import work_tensors
 from prefixd.kernels.work_list import PassLayout
 
 HEAD_WIDTHS = (64, 80, 96, 128, 256)
+QUERY_HEADS = 16
+"""Of every kind, as are the next two."""
+KV_HEADS = 4
+BLOCK_SIZE = 16
 
 _META = torch.device("meta")
-_QUERY_HEADS = 16
-_KV_HEADS = 4
-_BLOCK_SIZE = 16
 _BLOCK_COUNT = 512
 _DTYPE_NAMES = {
     torch.float32: "f32",
@@ -108,12 +109,12 @@ def variants_of(kind: LayerKind) -> Iterator[Variant]:
 
 def _layer(kind: LayerKind) -> LayerKv:
     def pool(width: int) -> torch.Tensor:
-        shape = (_BLOCK_COUNT * _BLOCK_SIZE, _KV_HEADS, width)
+        shape = (_BLOCK_COUNT * BLOCK_SIZE, KV_HEADS, width)
         return torch.empty(shape, dtype=kind.kv_dtype, device=_META)
 
     scales = None
     if kind.kv_dtype != kind.dtype:
-        scales = torch.empty((_BLOCK_COUNT * _BLOCK_SIZE, _KV_HEADS), device=_META)
+        scales = torch.empty((_BLOCK_COUNT * BLOCK_SIZE, KV_HEADS), device=_META)
     return LayerKv(pool(kind.key_width), pool(kind.value_width), scales, scales)
 
 
@@ -127,15 +128,15 @@ def _attention(kind: LayerKind, layer: LayerKv) -> list[Launch]:
         query_counts,
         contexts,
         int(query_counts.sum()),
-        _BLOCK_SIZE,
+        BLOCK_SIZE,
         _BLOCK_COUNT,
     )
     options = AttentionOptions(scaling=kind.key_width**-0.5)
     if kind.has_all_options:
-        sinks = torch.empty(_QUERY_HEADS, dtype=kind.dtype, device=_META)
+        sinks = torch.empty(QUERY_HEADS, dtype=kind.dtype, device=_META)
         options = AttentionOptions(options.scaling, 128, 50.0, sinks)
-    group_size = _QUERY_HEADS // _KV_HEADS
-    shape = (layout.row_count, _QUERY_HEADS)
+    group_size = QUERY_HEADS // KV_HEADS
+    shape = (layout.row_count, QUERY_HEADS)
     query = torch.empty((*shape, kind.key_width), dtype=kind.dtype, device=_META)
     output = torch.empty((*shape, kind.value_width), dtype=kind.dtype, device=_META)
     tiling = tiling_of_layer(query, layer)
@@ -146,13 +147,13 @@ def _attention(kind: LayerKind, layer: LayerKv) -> list[Launch]:
 
 
 def _store(kind: LayerKind, layer: LayerKv) -> list[Launch]:
-    shape = (64, _KV_HEADS)
+    shape = (64, KV_HEADS)
     return store_launches(
         layer,
         keys=torch.empty((*shape, kind.key_width), dtype=kind.dtype, device=_META),
         values=torch.empty((*shape, kind.value_width), dtype=kind.dtype, device=_META),
         slots=torch.empty(64, dtype=torch.int64, device=_META),
-        block_size=_BLOCK_SIZE,
+        block_size=BLOCK_SIZE,
     )
 
 
@@ -163,5 +164,5 @@ def _copy(layer: LayerKv) -> list[Launch]:
         source_block_ids=ids,
         target_block_ids=ids,
         token_counts=ids,
-        block_size=_BLOCK_SIZE,
+        block_size=BLOCK_SIZE,
     )

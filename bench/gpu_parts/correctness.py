@@ -1,8 +1,8 @@
 """Every kernel variant that the device can run, against the oracle.
 
-One pass per kind of layer holds what every kernel is for: decodes over a shared prefix (wide
-items), what each has behind it (narrow items), a short chunk, a long one (whole items) and padding.
-The launches are those of the kernels report: a kernel that is checked here is one that it compiled.
+One pass per layer holds what every kernel is for: decodes over a shared prefix (wide items), what
+each has behind it (narrow items), a short chunk, a long one (whole items) and padding. For layers
+of the kernels report the launches are those of its variants: what it compiled is checked here.
 """
 
 import time
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bench.gpu_parts.lines import Check
-from bench.gpu_parts.sizes import CheckSizes
+from bench.gpu_parts.sizes import CheckedLayer, CheckSizes
 from prefixd.kernels import reference
 from prefixd.kernels.attention import attention_launches
 from prefixd.kernels.copy_blocks import copy_launches
@@ -34,41 +34,41 @@ ERROR_MAX = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 """Largest distance of a row of one head from the exact one, relative to the latter's length: by
 the query's dtype, in which weights and answers are rounded."""
 
-_BLOCK_SIZE = 16
 _PADDING_ROW_COUNT = 2
 _STORED_ROW_COUNT = 33
 _SEED = 7
-# What differs between launches of one kernel without making another one of it.
+# Numbers of a layer that the report's kernels have, too, but another one of.
 _HEAD_COUNTS = frozenset({"KV_HEADS", "HEADS"})
 
 
 def correctness(sizes: CheckSizes, device: torch.device, *, limit_s: float) -> Iterator[Check]:
-    """Checks every kind, in several processes, because kernels are compiled on the way.
+    """Checks every layer, in several processes, because kernels are compiled on the way.
 
     Raises:
-        multiprocessing.TimeoutError: the limit was reached; kinds in work are given up.
+        multiprocessing.TimeoutError: the limit was reached; layers in work are given up.
     """
-    check = partial(check_kind, sizes=sizes, device=device)
+    check = partial(check_layer, sizes=sizes, device=device)
     end_s = time.monotonic() + limit_s
     # A context of the device does not survive a fork.
     context = get_context("spawn")
     with context.Pool(sizes.process_count, torch.set_num_threads, (1,)) as pool:
-        answers = pool.imap(check, sizes.kinds)
-        for _ in sizes.kinds:
+        answers = pool.imap(check, sizes.layers)
+        for _ in sizes.layers:
             yield from answers.next(max(0.0, end_s - time.monotonic()))
 
 
-def check_kind(kind: LayerKind, *, sizes: CheckSizes, device: torch.device) -> list[Check]:
-    """One line per kernel of one kind of layer."""
+def check_layer(layer: CheckedLayer, *, sizes: CheckSizes, device: torch.device) -> list[Check]:
+    """One line per kernel of one layer."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    kind = layer.kind
     variants = list(variants_of(kind))
-    lines = [Check(variant.name.removesuffix(f" {kind.name}"), kind.name) for variant in variants]
+    lines = [Check(variant.name.removesuffix(f" {kind.name}"), layer.name) for variant in variants]
     refusal = _refusal(kind, device)
     if refusal:
         return [replace(line, refusal=refusal) for line in lines]
     try:
-        measured = _measure(kind, variants, sizes, device)
+        measured = _measure(layer, variants, sizes, device)
     except Exception as error:
         failure = f"{type(error).__name__}: {error}"
         return [replace(line, failure=failure) for line in lines]
@@ -93,15 +93,18 @@ class _Measured:
 
 
 def _measure(
-    kind: LayerKind, variants: list[Variant], sizes: CheckSizes, device: torch.device
+    layer: CheckedLayer, variants: list[Variant], sizes: CheckSizes, device: torch.device
 ) -> list[_Measured]:
     """In the order of the variants."""
-    scene = make_scene(_layout_of(sizes), _geometry_of(kind, sizes), seed=_SEED)
-    attention, attention_measured = _attend(kind, scene, sizes, device)
+    layout = _layout_of(sizes, block_size=layer.block_size)
+    scene = make_scene(layout, _geometry_of(layer), seed=_SEED)
+    attention, attention_measured = _attend(layer.kind, scene, sizes, device)
     store, store_measured = _store(scene, device)
-    copy, copy_measured = _copy(scene.layer.keys, device)
+    copy, copy_measured = _copy(scene, device)
     launches = [*attention, store, copy]
     measured = [*attention_measured, store_measured, copy_measured]
+    if not layer.is_reported:
+        return measured
     return [
         one if _is_same_kernel(launch, variant.launch) else replace(one, failure="other kernel")
         for one, launch, variant in zip(measured, launches, variants, strict=True)
@@ -120,7 +123,7 @@ def _is_same_kernel(launch: Launch, reported: Launch) -> bool:
     )
 
 
-def _layout_of(sizes: CheckSizes) -> PassLayout:
+def _layout_of(sizes: CheckSizes, *, block_size: int) -> PassLayout:
     shared = sizes.shared_token_count
     contexts = [
         (1, shared + 1 + index * sizes.own_token_count // sizes.sharing_count)
@@ -128,17 +131,18 @@ def _layout_of(sizes: CheckSizes) -> PassLayout:
     ]
     return make_layout(
         [*contexts, sizes.chunk, sizes.long_chunk],
-        block_size=_BLOCK_SIZE,
-        shared_block_counts=[shared // _BLOCK_SIZE] * (sizes.sharing_count - 1),
+        block_size=block_size,
+        shared_block_counts=[shared // block_size] * (sizes.sharing_count - 1),
         padding_row_count=_PADDING_ROW_COUNT,
         seed=_SEED,
     )
 
 
-def _geometry_of(kind: LayerKind, sizes: CheckSizes) -> Geometry:
+def _geometry_of(layer: CheckedLayer) -> Geometry:
+    kind = layer.kind
     return Geometry(
-        sizes.query_heads,
-        sizes.kv_heads,
+        layer.query_heads,
+        layer.kv_heads,
         kind.key_width,
         kind.value_width,
         kind.dtype,
@@ -153,14 +157,14 @@ def _attend(
     options = AttentionOptions(scaling=kind.key_width**-0.5)
     if kind.has_all_options:
         generator = torch.Generator().manual_seed(_SEED)
-        sinks = torch.randn(sizes.query_heads, generator=generator).to(kind.dtype)
+        sinks = torch.randn(scene.query.shape[1], generator=generator).to(kind.dtype)
         options = AttentionOptions(options.scaling, sizes.window_token_count, 50.0, sinks)
     tiling = replace(
         tiling_of_layer(scene.query, scene.layer), split_token_count=sizes.split_token_count
     )
     plan = plan_sizes(
         tiling,
-        group_size=sizes.query_heads // sizes.kv_heads,
+        group_size=scene.query.shape[1] // scene.layer.head_count,
         window_token_count=options.window_token_count,
     )
     work = plan_work(scene.layout, replace(plan, long_query_row_count=sizes.long_query_row_count))
@@ -204,10 +208,10 @@ def _rows_of(items: Int32Array, work: WorkList) -> Tensor:
 
 def _store(scene: Scene, device: torch.device) -> tuple[Launch, _Measured]:
     """New rows, and padding rows, in a copy of the pool."""
-    layer = scene.layer
+    layer, block_size = scene.layer, scene.layout.block_size
     generator = torch.Generator().manual_seed(_SEED)
-    slots = torch.randperm(layer.slot_count - _BLOCK_SIZE, generator=generator) + _BLOCK_SIZE
-    padding = torch.tensor([-1, 0, _BLOCK_SIZE - 1, layer.slot_count])
+    slots = torch.randperm(layer.slot_count - block_size, generator=generator) + block_size
+    padding = torch.tensor([-1, 0, block_size - 1, layer.slot_count])
     slots = torch.cat([slots[:_STORED_ROW_COUNT], padding])
 
     def rows(width: int) -> Tensor:
@@ -226,25 +230,26 @@ def _store(scene: Scene, device: torch.device) -> tuple[Launch, _Measured]:
         keys=keys.to(device),
         values=values.to(device),
         slots=slots.to(device),
-        block_size=_BLOCK_SIZE,
+        block_size=block_size,
     )
     launch.run()
-    reference.store_kv(twin, keys=keys, values=values, slots=slots, block_size=_BLOCK_SIZE)
+    reference.store_kv(twin, keys=keys, values=values, slots=slots, block_size=block_size)
     pairs = zip(stored.tensors, twin.tensors, strict=True)
     return launch, _Measured(sum(_bytes_off(*pair) for pair in pairs), 0, "bytes")
 
 
-def _copy(pool: Tensor, device: torch.device) -> tuple[Launch, _Measured]:
-    """Parts of blocks, whole ones, and nothing of one."""
+def _copy(scene: Scene, device: torch.device) -> tuple[Launch, _Measured]:
+    """A part of a block, a whole one, and nothing of one."""
+    pool, block_size = scene.layer.keys, scene.layout.block_size
     sources, targets = torch.tensor([1, 1, 3]), torch.tensor([2, 4, 5])
-    counts = torch.tensor([5, _BLOCK_SIZE, 0])
+    counts = torch.tensor([block_size // 3, block_size, 0])
     copied, twin = pool.to(device, copy=True), pool.clone()
     (launch,) = copy_launches(
         copied,
         source_block_ids=sources.to(device),
         target_block_ids=targets.to(device),
         token_counts=counts.to(device),
-        block_size=_BLOCK_SIZE,
+        block_size=block_size,
     )
     launch.run()
     reference.copy_blocks(
@@ -252,7 +257,7 @@ def _copy(pool: Tensor, device: torch.device) -> tuple[Launch, _Measured]:
         source_block_ids=sources,
         target_block_ids=targets,
         token_counts=counts,
-        block_size=_BLOCK_SIZE,
+        block_size=block_size,
     )
     return launch, _Measured(_bytes_off(copied, twin), 0, "bytes")
 

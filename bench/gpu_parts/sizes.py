@@ -6,8 +6,36 @@ import torch
 
 from prefixd.kernels.oracle import Geometry
 from prefixd.kernels.tiling import SPLIT_TOKEN_COUNT
-from prefixd.kernels.variants import LayerKind, default_kinds
+from prefixd.kernels.variants import (
+    BLOCK_SIZE,
+    KV_HEADS,
+    QUERY_HEADS,
+    LayerKind,
+    default_kinds,
+)
 from prefixd.kernels.work_list import LONG_QUERY_ROW_COUNT
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedLayer:
+    """A layer that kernels are checked on: by default, one that the kernels report is about."""
+
+    kind: LayerKind
+    query_heads: int = QUERY_HEADS
+    kv_heads: int = KV_HEADS
+    block_size: int = BLOCK_SIZE
+
+    @property
+    def name(self) -> str:
+        """Short, for reports."""
+        shape = f"{self.query_heads}/{self.kv_heads} heads, blocks of {self.block_size}"
+        return self.kind.name if self.is_reported else f"{self.kind.name}, {shape}"
+
+    @property
+    def is_reported(self) -> bool:
+        """Whether its kernels are those of the report, but for the number of kv heads."""
+        group_size = self.query_heads // self.kv_heads
+        return (group_size, self.block_size) == (QUERY_HEADS // KV_HEADS, BLOCK_SIZE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,8 +43,7 @@ class CheckSizes:
     """The pass that kernels are checked on.
 
     Attributes:
-        kinds: kinds of layers.
-        query_heads, kv_heads: of every kind.
+        layers: each is checked by itself.
         sharing_count: sequences that decode over one shared prefix.
         shared_token_count: tokens of it, whole splits.
         own_token_count: tokens of each behind it, at most.
@@ -28,9 +55,7 @@ class CheckSizes:
         process_count: processes that compile and check at once.
     """
 
-    kinds: tuple[LayerKind, ...]
-    query_heads: int
-    kv_heads: int
+    layers: tuple[CheckedLayer, ...]
     sharing_count: int
     shared_token_count: int
     own_token_count: int
@@ -127,9 +152,7 @@ def full_sizes() -> Sizes:
     target = 0.7
     return Sizes(
         CheckSizes(
-            kinds=tuple(default_kinds()),
-            query_heads=16,
-            kv_heads=4,
+            layers=(*map(CheckedLayer, default_kinds()), *_other_shapes()),
             sharing_count=12,
             shared_token_count=2 * SPLIT_TOKEN_COUNT,
             own_token_count=100,
@@ -189,13 +212,11 @@ def tiny_sizes() -> Sizes:
     float32, float16 = torch.float32, torch.float16
     return Sizes(
         CheckSizes(
-            kinds=(
-                LayerKind(16, 16, float32, float32),
-                LayerKind(24, 16, float32, torch.int8, has_all_options=True),
-                LayerKind(16, 16, float16, float16),
+            layers=(
+                CheckedLayer(LayerKind(16, 16, float32, float32), 4, 1),
+                CheckedLayer(LayerKind(24, 16, float32, torch.int8, has_all_options=True), 4, 1),
+                CheckedLayer(LayerKind(16, 16, float16, float16), 3, 1, block_size=5),
             ),
-            query_heads=4,
-            kv_heads=1,
             sharing_count=12,
             shared_token_count=32,
             own_token_count=8,
@@ -236,4 +257,14 @@ def tiny_sizes() -> Sizes:
             warm_repeat_count=1,
             step_repeat_count=1,
         ),
+    )
+
+
+def _other_shapes() -> tuple[CheckedLayer, ...]:
+    """Query heads per kv head and block sizes that make kernels of their own."""
+    kind = LayerKind(64, 64, torch.bfloat16, torch.bfloat16)
+    heads = ((8, 8), (9, 3), (32, 1))
+    return (
+        *(CheckedLayer(kind, *counts) for counts in heads),
+        *(CheckedLayer(kind, block_size=block_size) for block_size in (5, 64, 256)),
     )

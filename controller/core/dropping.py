@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from prefixd.controller.core.node import Node
 from prefixd.controller.core.sequences import Sequence
 from prefixd.controller.core.state import PoolState
-from prefixd.controller.core.window_blocks import PlaceKey, WindowBlock
+from prefixd.controller.core.window_blocks import PlaceKey, WindowBlock, twins_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +46,15 @@ def drop_named(state: PoolState, *, block_ids: Set[int], digests: Set[bytes]) ->
     dropped_block_ids = {
         block_id for node in dropped for block_id in (*node.lane.block_ids, *_twins(node))
     }
+    equal_blocks = {*windows, *(twin for block in windows for twin in twins_of(block))}
     for block in reversed(windows):
         state.windows.forget(block)
     for sequence in state.sequences.values():
         _leave_dropped(sequence, dropped, dropped_block_ids)
         if any(
-            block in windows for table in sequence.window_tables.values() for block in table.held()
+            block in equal_blocks
+            for table in sequence.window_tables.values()
+            for block in table.held()
         ):
             sequence.uncacheable = True
     held = [node.block_count for node in dropped if node.lane.holder_count]
@@ -67,7 +70,7 @@ def _windows_of(
     named = [
         block
         for block in windows.index.indexed()
-        if block.block_id in block_ids
+        if not block_ids.isdisjoint(one.block_id for one in (block, *twins_of(block)))
         or (
             block.place is not None
             and windows.index.is_published(block)

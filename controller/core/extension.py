@@ -53,10 +53,11 @@ def extend_sequence(state: PoolState, step: StepContext, entry: ExtendEntry) -> 
             table_block_count=sequence.block_count,
             match=match,
             shared_tail=shared_tail(state, sequence, position=start),
+            # A partial match may be given up for want of blocks; its part of the window stays.
             freed=left_behind(
                 state,
                 sequence,
-                position=start + match.token_count(state.spec.block_size),
+                position=start + match.block_count * state.spec.block_size,
                 step_id=step.step_id,
             ),
         ),

@@ -20,6 +20,7 @@ from prefixd.controller.core.identity import sequence_keys
 from prefixd.controller.core.left_over import catch_up
 from prefixd.controller.core.matching import find_prefix
 from prefixd.controller.core.messages import (
+    BlockRemap,
     CloseEntry,
     CutSequence,
     DecodeEntry,
@@ -119,7 +120,9 @@ class Pool:
         validate_step.step(step, self.spec)
         state.claims.lapse(now_ms=now_ms)
         self._execute(step.executed_step_id)
-        remaps = state.twins.merge() if self.spec.merge_duplicates else ()
+        remaps: tuple[BlockRemap, ...] = ()
+        if self.spec.merge_duplicates:
+            remaps = state.twins.merge() + state.windows.twins.merge()
         cut_sequences: tuple[CutSequence, ...] = ()
         if step.failed is not None:
             log.fail()
@@ -137,8 +140,8 @@ class Pool:
         for step_id in state.log.execute(executed_step_id):
             # What is published first stands when a twin behind it takes a place (S25).
             state.index.publish(step_id)
-            state.windows.index.publish(step_id)
             state.twins.settle()
+            state.windows.publish(step_id)
 
     def _apply_entry(self, context: StepContext, entry: Entry) -> Outcome:
         state = self.state

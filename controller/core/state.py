@@ -33,6 +33,7 @@ from prefixd.controller.core.supply import Supply
 from prefixd.controller.core.twins import Twins
 from prefixd.controller.core.window_digests import WindowDigests
 from prefixd.controller.core.window_index import WindowIndex
+from prefixd.controller.core.window_twins import WindowTwins
 from prefixd.controller.core.windows import WindowGroups
 
 PREEMPTED_MAX = 65_536
@@ -150,7 +151,10 @@ def build_state(spec: PoolSpec, hasher: Hasher, *, event_bytes_kept_max: int) ->
     sequences: dict[Handle, Sequence] = {}
     twins = Twins(index, order, columns, log, sequences, merge_duplicates=spec.merge_duplicates)
     window_index = WindowIndex(WindowDigests(hasher), events, block_bytes=block_bytes)
-    windows = WindowGroups(spec, window_index, order, claims, columns, log)
+    window_twins = WindowTwins(
+        window_index, order, claims, sequences, merge_duplicates=spec.merge_duplicates
+    )
+    windows = WindowGroups(spec, window_index, window_twins, order, claims, columns, log)
     return PoolState(
         spec=spec,
         model_version=spec.model_version,

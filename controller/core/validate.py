@@ -103,7 +103,3 @@ def _groups(spec: PoolSpec) -> None:
             raise FieldInvalid(
                 "a full-attention group has no window", field=f"{field}.window_token_count"
             )
-    if len(spec.groups) > 1 and spec.merge_duplicates:
-        raise Unsupported(
-            "merge_duplicates is offered for one KV group only", field="merge_duplicates"
-        )

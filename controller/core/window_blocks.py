@@ -20,11 +20,21 @@ PlaceKey = tuple[bytes, ExtraKeys]
 class WindowPlace:
     """One place: a block's tokens behind those of its parents.
 
-    `blocks` maps a group to its block here; `sequence_count` counts the sequences that end here.
+    `blocks` maps a group to its block here; `twins` are equal blocks outside the index, of all
+    groups, in the order in which they came; `sequence_count` counts the sequences that end here.
     `digest` is empty until it is computed; the root, which is no block's place, never has one.
     """
 
-    __slots__ = ("blocks", "children", "digest", "key", "parent", "root_key", "sequence_count")
+    __slots__ = (
+        "blocks",
+        "children",
+        "digest",
+        "key",
+        "parent",
+        "root_key",
+        "sequence_count",
+        "twins",
+    )
 
     def __init__(self, parent: WindowPlace | None, key: PlaceKey, root_key: RootKey) -> None:
         self.parent = parent
@@ -32,6 +42,7 @@ class WindowPlace:
         self.root_key = root_key
         self.children: dict[PlaceKey, WindowPlace] = {}
         self.blocks: dict[int, WindowBlock] = {}
+        self.twins: list[WindowBlock] = []
         self.sequence_count = 0
         self.digest = b""
 
@@ -63,15 +74,16 @@ class WindowPlace:
     @property
     def is_needed(self) -> bool:
         """Whether a block, a deeper place or a sequence stands on this place."""
-        return bool(self.blocks or self.children or self.sequence_count)
+        return bool(self.blocks or self.twins or self.children or self.sequence_count)
 
 
 class WindowBlock(CachedRun):
     """A block of a window group that is held or cached.
 
     Invariants: it stands in `holder_count` tables; it is linked in the free order exactly while
-    that is 0. `place` is where the index has it, None while it has it nowhere. `step_id` is the
-    step that writes it, once it is full; `read_step_id` the last step that a reader of it was
+    that is 0. `place` is where the index has it, None while it has it nowhere; `twin_of` the place
+    of an indexed block that it is a twin of (S15). `step_id` is the step that writes it, once it is
+    full; `read_step_id` the last step that a reader of it was
     planned and left it in; `source_step_id` the last step that copies from it.
     """
 
@@ -83,6 +95,7 @@ class WindowBlock(CachedRun):
         "read_step_id",
         "source_step_id",
         "step_id",
+        "twin_of",
     )
 
     def __init__(self, block_id: int, *, group_index: int) -> None:
@@ -91,6 +104,7 @@ class WindowBlock(CachedRun):
         self.holder_count = 1
         self.last_use_ms = 0
         self.place: WindowPlace | None = None
+        self.twin_of: WindowPlace | None = None
         self.step_id = StepId(0)
         self.read_step_id = StepId(0)
         self.source_step_id = StepId(0)
@@ -130,3 +144,11 @@ def first_needed(position: int, *, window_token_count: int, block_size: int) -> 
     """Return the first block that a query at `position` attends to: it sees the tokens in
     (position - window, position]."""
     return max(0, position - window_token_count + 1) // block_size
+
+
+def twins_of(block: WindowBlock) -> list[WindowBlock]:
+    """List the twins of an indexed block, in the order in which they came."""
+    place = block.place
+    if place is None:
+        return []
+    return [twin for twin in place.twins if twin.group_index == block.group_index]

@@ -1,7 +1,6 @@
 """The index of the sliding-window groups: a trie of places (rule S23).
 
-Full blocks enter it as those of full attention do. The first one keeps its place, an equal one
-stays private to its table; evicting one loses nothing else.
+Full blocks enter it as those of full attention do; evicting one loses nothing else.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from prefixd.controller.core.window_digests import WindowDigests
 
 
 class WindowIndex:
-    """Which window block holds which place.
+    """Which window block holds which place; `WindowTwins` says which one of several does.
 
     Invariants: `pending` has exactly the full blocks, indexed or not, whose step is not executed;
     every place is needed; `published_count` counts the indexed blocks that are written. Whatever
@@ -59,20 +58,42 @@ class WindowIndex:
         return places[-1] if len(places) == end else None
 
     def enter(self, blocks: Iterable[tuple[WindowBlock, WindowPlace, StepId]]) -> None:
-        """Let full blocks have their places, unless equal ones do; a step writes each of them."""
+        """Let full blocks have their places, or be twins; a step writes each of them."""
         published: list[WindowBlock] = []
         for block, place, step_id in blocks:
             assert block.place is None
+            assert block.twin_of is None
             block.step_id = step_id
             if step_id != EXECUTED:
                 self.pending[block] = None
             if block.group_index in place.blocks:
+                block.twin_of = place
+                place.twins.append(block)
                 continue
             place.blocks[block.group_index] = block
             block.place = place
             if step_id == EXECUTED:
                 published.append(block)
-        self._tell_stored(published)
+        self.tell_stored(published)
+
+    def exchange(self, old: WindowBlock, twin: WindowBlock) -> None:
+        """Let a twin have the place of an indexed block, which has none then."""
+        place = old.place
+        assert place is not None
+        assert twin.twin_of is place
+        place.twins.remove(twin)
+        twin.twin_of = None
+        twin.place = place
+        place.blocks[twin.group_index] = twin
+        old.place = None
+
+    def leave_twins(self, block: WindowBlock) -> None:
+        """Say that a block is a twin no longer."""
+        place = block.twin_of
+        assert place is not None
+        place.twins.remove(block)
+        block.twin_of = None
+        self._prune(place)
 
     def is_pending(self, block: WindowBlock) -> bool:
         """Tell whether the step that writes a full block is not executed yet."""
@@ -82,14 +103,15 @@ class WindowIndex:
         """Tell whether a block is indexed and written."""
         return block.place is not None and block not in self.pending
 
-    def publish(self, step_id: StepId) -> None:
-        """Say that a step was executed."""
+    def publish(self, step_id: StepId) -> list[WindowBlock]:
+        """Say that a step was executed; returns the full blocks that it wrote, twins too."""
         written = [block for block in self.pending if block.step_id <= step_id]
         for block in written:
             del self.pending[block]
-        self._tell_stored([block for block in written if block.place is not None])
+        self.tell_stored([block for block in written if block.place is not None])
+        return written
 
-    def _tell_stored(self, blocks: list[WindowBlock]) -> None:
+    def tell_stored(self, blocks: list[WindowBlock]) -> None:
         """Say that indexed blocks are published, one event for each run of places."""
         self.published_count += len(blocks)
         blocks.sort(key=lambda block: block.group_index)
@@ -119,6 +141,12 @@ class WindowIndex:
             },
         )
 
+    def tell_removed(self, block: WindowBlock) -> None:
+        """Say that an indexed block is published no longer."""
+        assert block.place is not None
+        self.published_count -= 1
+        self._events.remove_run(block.group_index, block.place.digest)
+
     def evict(self, block: WindowBlock) -> int:
         """Drop an idle block, which left the free order, for new use; returns its id."""
         self.leave_place(block)
@@ -131,8 +159,7 @@ class WindowIndex:
         if place is None:
             return
         if block not in self.pending:
-            self.published_count -= 1
-            self._events.remove_run(block.group_index, place.digest)
+            self.tell_removed(block)
         block.place = None
         del place.blocks[block.group_index]
         self._prune(place)
@@ -192,6 +219,8 @@ class WindowIndex:
         """Take the unwritten blocks out of the index; `pending` still has them."""
         for block in self.pending:
             self.leave_place(block)
+            if block.twin_of is not None:
+                self.leave_twins(block)
 
     def blocks_below(self, root_key: RootKey, path: Iterable[PlaceKey]) -> list[WindowBlock]:
         """List the indexed blocks at the end of a path of places and behind it."""
@@ -214,10 +243,13 @@ class WindowIndex:
 
     def clear(self, sequences: Iterable[Sequence]) -> None:
         """Forget every place; the blocks in the free order are the caller's."""
-        for block in list(self.indexed()):
-            block.place = None
-            if not block.holder_count:
-                self.pending.pop(block, None)
+        for place in self.all_places():
+            for block in place.blocks.values():
+                block.place = None
+                if not block.holder_count:
+                    self.pending.pop(block, None)
+            for twin in place.twins:
+                twin.twin_of = None
         for sequence in sequences:
             sequence.window_place = None
             sequence.window_entered_count = 0

@@ -69,6 +69,8 @@ def check(state: PoolState) -> None:
         set(windows.index.pending) <= {*indexed, *holders}, "a window block is pending that is gone"
     )
     _check_published(state, indexed)
+    for place in windows.index.all_places():
+        _check_twins(state, place)
     for root in windows.index.roots.values():
         _check_places(root, standing)
     _require(not +standing, "a sequence stands on a place outside the index")
@@ -98,6 +100,34 @@ def _check_published(state: PoolState, indexed: list[WindowBlock]) -> None:
     _require(
         unhashed == set(index.digests.unhashed), "a place without a digest is not known as one"
     )
+
+
+def _check_twins(state: PoolState, place: WindowPlace) -> None:
+    index, at = state.windows.index, place.depth - 1
+    for twin in place.twins:
+        indexed = place.blocks.get(twin.group_index)
+        _require(
+            twin.twin_of is place and twin.place is None and indexed is not None,
+            "a twin of no window block stands at a place",
+        )
+        _require(
+            any(
+                sequence.window_entered_count > at
+                and sequence.window_tables[twin.group_index].blocks[at] is twin
+                for sequence in state.sequences.values()
+            ),
+            "no table has a twin as a full block",
+        )
+        if index.is_pending(twin):
+            continue
+        _require(
+            indexed is not None and indexed.holder_count > 0 and not index.is_pending(indexed),
+            "a written twin has not taken an idle or unwritten window place",
+        )
+        _require(
+            not state.spec.merge_duplicates or twin in state.windows.twins.unmerged,
+            "a written twin of a window block is not going to be merged",
+        )
 
 
 def _check_places(root: WindowPlace, standing: Counter[WindowPlace]) -> None:

@@ -15,14 +15,16 @@ from prefixd.controller.core.identity import SequenceKeys
 from prefixd.controller.core.match import Match
 from prefixd.controller.core.messages import FreedBlock, GroupKind, PoolSpec, StepId
 from prefixd.controller.core.sequences import Sequence, SequenceColumns
-from prefixd.controller.core.step_log import StepLog
+from prefixd.controller.core.step_log import EXECUTED, StepLog
 from prefixd.controller.core.window_blocks import (
     WindowBlock,
     WindowPlace,
     WindowTable,
     first_needed,
+    twins_of,
 )
 from prefixd.controller.core.window_index import WindowIndex
+from prefixd.controller.core.window_twins import WindowTwins
 
 
 class WindowGroups:
@@ -32,6 +34,7 @@ class WindowGroups:
         self,
         spec: PoolSpec,
         index: WindowIndex,
+        twins: WindowTwins,
         order: FreeOrder,
         claims: Claims,
         columns: SequenceColumns,
@@ -43,6 +46,7 @@ class WindowGroups:
             if group.kind is GroupKind.SLIDING_WINDOW
         }
         self.index = index
+        self.twins = twins
         self._block_size = spec.block_size
         self._order = order
         self._claims = claims
@@ -214,9 +218,11 @@ class WindowGroups:
             block.holder_count -= 1
             if is_read:
                 block.read_step_id = step_id
+            if block.twin_of is not None:
+                self.twins.note_left(block)
             if block.holder_count:
                 continue
-            if block.place is None:
+            if block.place is None or self.twins.pass_on(block):
                 self.index.pending.pop(block, None)
                 self._claims.leave_window(block)
                 uncached.append(block)
@@ -313,6 +319,11 @@ class WindowGroups:
                 if block is not None and block.place is None:
                     entering.append((block, place, writing_id))
         self.index.enter(entering)
+        self.twins.settle([block for block, _, step in entering if step == EXECUTED])
+
+    def publish(self, step_id: StepId) -> None:
+        """Say that a step was executed."""
+        self.twins.settle(self.index.publish(step_id))
 
     # Failed steps.
 
@@ -335,19 +346,22 @@ class WindowGroups:
 
     def cut(self, sequence: Sequence, block_count: int, *, now_ms: int) -> None:
         """Cut a sequence's tables."""
+        if sequence.window_place is not None:
+            self.index.stand_at(sequence, min(block_count, sequence.window_entered_count))
         for table in sequence.window_tables.values():
             left = [block for block in table.blocks[block_count:] if block is not None]
             left.reverse()
             del table.blocks[block_count:]
             table.first = min(table.first, block_count)
             self._leave(left, now_ms=now_ms, step_id=self._log.next_id, is_read=False)
-        if sequence.window_place is not None:
-            self.index.stand_at(sequence, min(block_count, sequence.window_entered_count))
 
     # Dropping content on somebody's behalf.
 
     def forget(self, block: WindowBlock) -> None:
-        """Take a block out of the index; an idle one keeps its place in the free order (S13)."""
+        """Take a block and its twins out of the index; an idle one keeps its place in the free
+        order (S13)."""
+        for twin in twins_of(block):
+            self.index.leave_twins(twin)
         self.index.leave_place(block)
         self._claims.leave_window(block)
         if block.is_linked:

@@ -47,7 +47,7 @@ class WorkerRun:
                     *(GroupSpec(GroupKind.SLIDING_WINDOW, window) for window in windows),
                 ),
                 sub_block_reuse=self.chance.choice((False, True)),
-                merge_duplicates=not window_count and self.chance.choice((False, True)),
+                merge_duplicates=self.chance.choice((False, True)),
             ),
             epoch=1,
             hasher=Hasher("xxhash_cbor", seed="0"),
@@ -96,6 +96,7 @@ class WorkerRun:
             token_ids,
             identity=Identity(cache_salt=self.chance.choice(("", "", "salt"))),
             schedule_token_count_max=self.chance.choice((None, None, 4)),
+            skip_cache_read=self.chance.random() < 0.2,
         )
         choice = self.chance.random()
         if choice < 0.4:

@@ -259,10 +259,8 @@ def test_other_groups_are_not_offered(
     assert caught.value.field == "groups"
 
 
-def test_s23_merging_duplicates_is_not_offered_with_several_groups(registry: PoolRegistry) -> None:
-    """The error names the option; without it the pool is registered."""
+def test_s23_several_groups_may_have_every_option(registry: PoolRegistry) -> None:
+    """Matches inside a block and merging are those of each group."""
     groups = (GroupSpec(), GroupSpec(GroupKind.SLIDING_WINDOW, window_token_count=64))
-    with pytest.raises(Unsupported) as caught:
-        register(registry, groups=groups, merge_duplicates=True)
-    assert caught.value.field == "merge_duplicates"
-    assert register(registry, groups=groups, sub_block_reuse=True).pool.spec.groups == groups
+    options = {"sub_block_reuse": True, "merge_duplicates": True}
+    assert register(registry, groups=groups, **options).pool.spec.groups == groups

@@ -8,20 +8,22 @@ import pytest
 import torch
 
 from bench.gpu_parts import correctness
-from bench.gpu_parts.correctness import check_kind
-from bench.gpu_parts.sizes import CheckSizes, full_sizes, tiny_sizes
+from bench.gpu_parts.correctness import check_layer
+from bench.gpu_parts.sizes import CheckedLayer, full_sizes, tiny_sizes
 from prefixd.kernels.launch import Launch
 from prefixd.kernels.layer_kv import FP8_DTYPE
-from prefixd.kernels.variants import LayerKind, default_kinds
+from prefixd.kernels.variants import LayerKind
 
 CPU = torch.device("cpu")
 SIZES = tiny_sizes().checks
+FULL = full_sizes().checks
 
 
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8, FP8_DTYPE])
 def test_right_kernels_pass(kv_dtype: torch.dtype) -> None:
     """Also in the dtypes that the interpreter has to be repaired for."""
-    checks = check_kind(LayerKind(16, 16, torch.bfloat16, kv_dtype), sizes=SIZES, device=CPU)
+    layer = CheckedLayer(LayerKind(16, 16, torch.bfloat16, kv_dtype), 4, 1)
+    checks = check_layer(layer, sizes=SIZES, device=CPU)
     assert [True] * 6 == [check.passed for check in checks]
 
 
@@ -38,8 +40,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, launcher: str, argument: str) -> li
         ]
 
     monkeypatch.setattr(correctness, launcher, launches)
-    kind = LayerKind(16, 16, torch.float32, torch.float32)
-    checks = check_kind(kind, sizes=SIZES, device=CPU)
+    checks = check_layer(SIZES.layers[0], sizes=SIZES, device=CPU)
     assert not any(check.failure for check in checks)
     return [check.kernel for check in checks if not check.passed]
 
@@ -73,7 +74,7 @@ def test_a_kernel_that_raises_fails_alone(monkeypatch: pytest.MonkeyPatch) -> No
         raise RuntimeError("out of registers")
 
     monkeypatch.setattr(correctness, "attention_launches", launches)
-    checks = check_kind(SIZES.kinds[0], sizes=SIZES, device=CPU)
+    checks = check_layer(SIZES.layers[0], sizes=SIZES, device=CPU)
     assert {"RuntimeError: out of registers"} == {check.failure for check in checks}
 
 
@@ -85,14 +86,17 @@ def test_another_kernel_than_the_reports_fails(monkeypatch: pytest.MonkeyPatch) 
         return [replace(launch, warp_count=8) for launch in original(*arguments, **named)]
 
     monkeypatch.setattr(correctness, "store_launches", launches)
-    checks = check_kind(SIZES.kinds[0], sizes=SIZES, device=CPU)
+    checks = check_layer(SIZES.layers[0], sizes=SIZES, device=CPU)
     assert ["other kernel"] == [check.failure for check in checks if not check.passed]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("kind", default_kinds(), ids=lambda kind: kind.name)
-def test_every_kind_passes_at_full_size(kind: LayerKind) -> None:
-    """The bounds that a GPU is held to are bounds that right kernels keep."""
-    full: CheckSizes = replace(full_sizes().checks, query_heads=4, kv_heads=1)
-    assert [True] * 6 == [c.passed for c in check_kind(kind, sizes=full, device=CPU)]
+@pytest.mark.parametrize("layer", FULL.layers, ids=lambda layer: layer.name)
+def test_every_layer_passes(layer: CheckedLayer) -> None:
+    """The bounds that a GPU is held to are bounds that right kernels keep, in its own tiles."""
+    smaller = replace(FULL, chunk=(20, 300), long_chunk=(40, 200), long_query_row_count=40)
+    if layer.is_reported:
+        layer = replace(layer, query_heads=4, kv_heads=1)
+    checks = check_layer(layer, sizes=smaller, device=CPU)
+    assert [True] * 6 == [check.passed for check in checks]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 
 from prefixd.v1 import inspect_pb2, worker_pb2
@@ -17,6 +18,7 @@ from tests.support.worker import (
     client,
     collect,
     collect_samples,
+    error_reason,
     tokens_request,
     worker_process,
     worker_thread,
@@ -112,3 +114,15 @@ def test_each_rank_holds_half_of_the_pool(workers: tuple[Client, Client]) -> Non
     whole, split = (calls.info() for calls in workers)
 
     assert split.token_byte_count == whole.token_byte_count
+
+
+def test_a_split_worker_keeps_its_weights(workers: tuple[Client, Client]) -> None:
+    """Other ones are refused, and it goes on as before."""
+    _, split = workers
+    request = worker_pb2.ReloadWeightsRequest(model_version="v2")
+    with pytest.raises(grpc.RpcError) as caught:
+        split.worker.ReloadWeights(request, timeout=60)
+
+    assert error_reason(caught.value) == "WEIGHTS_UNUSABLE"
+    assert "split over 2 ranks" in caught.value.details()
+    assert split.info().model_version == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -61,6 +62,17 @@ def test_worker_without_controller_says_so(lonely: WorkerProcess) -> None:
         assert calls.info().epoch == 0
     assert any("controller_unreachable" in line for line in lonely.log)
     assert [line for line in lonely.log if not line.startswith("{")] == []
+
+
+def test_the_pool_is_told_before_it_is_served(lonely: WorkerProcess) -> None:
+    """How much memory it takes, for how many blocks and tokens: one line in the log."""
+    events = [json.loads(line) for line in lonely.log if line.startswith("{")]
+    names = [event["event"] for event in events]
+    (told,) = [event for event in events if event["event"] == "model_setup"]
+    assert re.fullmatch(
+        r"CPU: pool [\d.]+ .iB: [\d,]+ blocks of \d+, [\d,]+ tokens, .* each", told["step"]
+    )
+    assert names.index("model_setup") < names.index("worker_started")
 
 
 def test_reflection_lists_the_services(lonely: WorkerProcess) -> None:
