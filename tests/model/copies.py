@@ -13,13 +13,13 @@ from prefixd.controller.core.messages import (
 from tests.model.digests import extra_keys
 from tests.model.naive import Matched, Refused
 from tests.model.sequence import NaiveSequence
-from tests.model.windows import NaiveWindows
+from tests.model.window_twins import NaiveWindowTwins
 
 Partial = tuple[dict[int, BlockId], int]
 """The blocks at a place, by group, and how many of its tokens match."""
 
 
-class NaiveCopies(NaiveWindows):
+class NaiveCopies(NaiveWindowTwins):
     """A naive pool whose sequences may share partial blocks (S16), and match inside blocks."""
 
     def partial(
@@ -99,7 +99,7 @@ class NaiveCopies(NaiveWindows):
                     freed += self.let_go(own)
                     remaps.append(BlockRemap(handle, 0, index, own, indexed))
         self.free[:0] = freed
-        return tuple(remaps)
+        return tuple(remaps) + self.merge_window_twins()
 
     def keep_source(self, block: BlockId) -> None:
         """Keeps the source of a copy from being handed out; an idle one is used last now."""

@@ -89,7 +89,6 @@ class Shape:
             shape,
             block_count=block_count * (1 + window_count),
             windows=tuple(chance.randint(1, 3 * block_size) for _ in range(window_count)),
-            merge_duplicates=False,
         )
 
 

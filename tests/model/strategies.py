@@ -209,7 +209,7 @@ def pool_specs(draw: st.DrawFn) -> PoolSpec:
         caching_disabled=draw(st.sampled_from((False,) * 15 + (True,))),
         model_version=draw(st.sampled_from(("", "", "w1"))),
         sub_block_reuse=draw(st.booleans()),
-        merge_duplicates=draw(st.booleans()) and not windows,
+        merge_duplicates=draw(st.booleans()),
         eviction_policy=draw(st.sampled_from(("lru", "retention", "retention", "arbitrary"))),
     )
 

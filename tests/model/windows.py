@@ -9,10 +9,9 @@ Choices that the rules leave open, and that the core has made:
   position at which it goes on, since drafts may be rolled back to there.
 - Blocks are taken group by group, copies before new blocks; they are released and freed group by
   group, too. Of freed blocks the last one has been used last.
+- A partial match may be given up, so what its copy would leave behind is not freed with it.
 - A prompt is admitted by what its full-attention group will need in all, and by what the window
   groups need for the chunk at hand: later chunks use again what the windows leave behind.
-- The block that completes a place first keeps it as long as it is cached; an equal one stays
-  private to its table.
 """
 
 from collections.abc import Callable
@@ -31,6 +30,9 @@ from tests.model.naive import Matched
 from tests.model.policies import NaiveClaim, NaiveEviction
 from tests.model.sequence import NaiveSequence, Place
 
+Key = tuple[int, Place]
+"""A place in a group."""
+
 
 class NaiveWindows(NaiveEviction):
     """A naive pool with window groups behind its full-attention group.
@@ -47,7 +49,7 @@ class NaiveWindows(NaiveEviction):
             for group, one in enumerate(spec.groups)
             if one.kind is GroupKind.SLIDING_WINDOW
         }
-        self.window_index: dict[tuple[int, Place], BlockId] = {}
+        self.window_index: dict[Key, BlockId] = {}
         self.window_claims: dict[BlockId, NaiveClaim] = {}
 
     # What can be seen.
@@ -61,7 +63,7 @@ class NaiveWindows(NaiveEviction):
                     counts[block] = counts.get(block, 0) + 1
         return counts
 
-    def indexed(self) -> dict[BlockId, tuple[int, Place]]:
+    def indexed(self) -> dict[BlockId, Key]:
         """Returns the blocks of the index of all groups, each with its group and place."""
         blocks = {block: (0, place) for place, block in self.index.items()}
         return blocks | {block: key for key, block in self.window_index.items()}
@@ -157,13 +159,17 @@ class NaiveWindows(NaiveEviction):
         for block in blocks:
             if block in self.reference_counts():
                 continue
-            if block in self.window_index.values():
+            if self.stays_cached(block):
                 self.rest(block)
             else:
                 self.step_of_block.pop(block, None)
                 self.leave_window(block)
                 uncached.append(block)
         self.free[:0] = uncached
+
+    def stays_cached(self, block: BlockId) -> bool:
+        """Tells whether a block that no table has any more is still of use to the index."""
+        return block in self.window_index.values()
 
     def has_window(self, sequence: NaiveSequence, token_count: int) -> bool:
         """Tells whether tables hold what a query behind so many tokens attends to."""
@@ -236,9 +242,13 @@ class NaiveWindows(NaiveEviction):
             if block in taken:
                 self.statistics.evicted_block_count += 1
                 self.leave_window(block)
-                del self.window_index[key]
                 del self.step_of_block[block]
+                self.evict_window(key)
         return taken
+
+    def evict_window(self, key: Key) -> None:
+        """Takes a place's block out of the index, for new use."""
+        del self.window_index[key]
 
     def complete_blocks(self, sequence: NaiveSequence) -> None:
         """Lets blocks of all groups enter the index."""
@@ -247,14 +257,21 @@ class NaiveWindows(NaiveEviction):
         size = sequence.block_size
         if not sequence.cacheable:
             return
-        for group, table in sequence.window_tables.items():
-            for index in range(first, sequence.completed):
-                block, key = table[index], (group, sequence.place(index))
-                if not block or self.window_index.get(key) == block:
-                    continue
-                steps = sequence.scheduled_by[index * size : (index + 1) * size]
-                self.step_of_block[block] = max(steps)
-                self.window_index.setdefault(key, block)
+        for index in range(first, sequence.completed):
+            place = sequence.place(index)
+            steps = sequence.scheduled_by[index * size : (index + 1) * size]
+            for group, table in sequence.window_tables.items():
+                block = table[index]
+                if block and self.window_index.get((group, place)) != block:
+                    self.enter_window((group, place), block, step_id=max(steps))
+
+    def enter_window(self, key: Key, block: BlockId, *, step_id: int) -> None:
+        """Lets a full block have its place, unless an equal one has it."""
+        if block not in self.step_of_block or self.is_written(block):
+            # The last of the blocks that are to be written: it may have been full in another table.
+            self.step_of_block.pop(block, None)
+        self.step_of_block[block] = step_id
+        self.window_index.setdefault(key, block)
 
     def release(self, sequence: NaiveSequence, *, kept_block_count: int) -> None:
         """Gives back the blocks of all groups behind the kept ones, from the end."""
