@@ -10,7 +10,7 @@ BUF_VERSION := 1.75.0
 BUF := $(VENV)/buf-$(BUF_VERSION)/node_modules/.bin/buf
 
 PROTOS := $(wildcard protos/prefixd/v1/*.proto)
-MYPY_PACKAGES := $(addprefix --package prefixd.,clients controller kernels worker)
+MYPY_PACKAGES := $(addprefix --package prefixd.,clients controller kernels worker) --package bench
 
 # One thread per process: the figures and the bitwise tests are those of one core.
 export OMP_NUM_THREADS ?= 1

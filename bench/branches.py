@@ -5,6 +5,8 @@ another continuation, each node is one block long, and what is left is the tree'
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
+from itertools import cycle
 
 import numpy as np
 
@@ -13,10 +15,12 @@ from bench.figures import Figure
 from bench.hashing import LIBRARIES
 from bench.measure import Timed, in_turns, ratio_of
 from bench.prompts import BLOCK_SIZE, PROMPT_TOKEN_COUNT, Prompts
+from prefixd.controller.core.hints import Continuation, RetentionHint
 from prefixd.controller.core.messages import CloseEntry, CloseReason, Handle, TokenArray
 
 ROUNDS = 100
 PROMPT_BLOCK_COUNT = PROMPT_TOKEN_COUNT // BLOCK_SIZE
+BLOCK_COUNT = 4 * PROMPT_BLOCK_COUNT
 
 
 class BlockMap:
@@ -87,34 +91,51 @@ def branch_figures() -> list[Figure]:
     """Measures the admission and the release of a cached prompt that branches everywhere."""
     prompts = branching_prompts(Prompts(seed=7))
     trunk = prompts[0]
-    block_count = 4 * PROMPT_BLOCK_COUNT
-    driver = Driver(block_count=block_count)
-    block_map = BlockMap(block_count)
+    block_map = BlockMap(BLOCK_COUNT)
     for prompt in prompts:
-        entry = driver.open_entry(prompt)
-        driver.apply(entry)
-        driver.close_last()
         block_map.release(block_map.admit(prompt))
-
-    def tree() -> None:
-        entry = driver.open_entry(trunk)
-        driver.apply(entry)
-        driver.apply(CloseEntry(Handle(entry.handle), CloseReason.FINISHED))
 
     def per_block() -> None:
         block_map.release(block_map.admit(trunk))
 
+    trees = {name: _tree(prompts, eviction_policy=name) for name in ("lru", "retention")}
     samples = in_turns(
-        {"tree": Timed(tree), "map": Timed(per_block)}, round_count=ROUNDS, warm_up_count=10
+        {"map": Timed(per_block)} | {name: Timed(tree) for name, tree in trees.items()},
+        round_count=ROUNDS,
+        warm_up_count=10,
     )
     return [
         Figure(
             name="core: a cached prompt in and out, a branch at every block",
-            value=samples["tree"].median_us,
+            value=samples["lru"].median_us,
             unit="us",
             baseline="a hash map of blocks",
             baseline_value=samples["map"].median_us,
-            ratio=ratio_of(samples["tree"], samples["map"]),
+            ratio=ratio_of(samples["lru"], samples["map"]),
             target=2.5,
-        )
+        ),
+        Figure(
+            name="core: the same with hints, under the policy `retention`",
+            value=samples["retention"].median_us,
+            unit="us",
+            baseline="without, under `lru`",
+            baseline_value=samples["lru"].median_us,
+            ratio=ratio_of(samples["retention"], samples["lru"]),
+        ),
     ]
+
+
+def _tree(prompts: list[TokenArray], *, eviction_policy: str) -> Callable[[], None]:
+    """Fills a pool; returns what opens and closes the first prompt, now as over, now as not."""
+    driver = Driver(block_count=BLOCK_COUNT, eviction_policy=eviction_policy)
+    hints = cycle((RetentionHint(Continuation.OVER), RetentionHint(Continuation.EXPECTED)))
+    for prompt in prompts:
+        driver.apply(driver.open_entry(prompt))
+        driver.close_last()
+
+    def tree() -> None:
+        entry = driver.open_entry(prompts[0])
+        driver.apply(entry)
+        driver.apply(CloseEntry(Handle(entry.handle), CloseReason.FINISHED, next(hints)))
+
+    return tree

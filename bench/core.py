@@ -34,8 +34,13 @@ HASH_SLICE_BLOCKS = 1 << 20
 class Driver:
     """Steps a pool by itself: every step confirms the one before it."""
 
-    def __init__(self, *, block_count: int) -> None:
-        spec = PoolSpec(pool_name="bench", block_count=block_count, block_size=BLOCK_SIZE)
+    def __init__(self, *, block_count: int, eviction_policy: str = "lru") -> None:
+        spec = PoolSpec(
+            pool_name="bench",
+            block_count=block_count,
+            block_size=BLOCK_SIZE,
+            eviction_policy=eviction_policy,
+        )
         self.pool = Pool(spec, epoch=1, hasher=Hasher("sha256_cbor", seed="0"))
         self._step_id = 0
         self._handle = 0

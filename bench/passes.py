@@ -8,7 +8,8 @@ from bench.measure import Timed, in_turns, ratio_of
 from prefixd.kernels.planner import Planner, plan_work
 from prefixd.kernels.work_buffers import WorkBuffers, decode_capacity
 from prefixd.kernels.work_list import PassLayout, PlanSizes, WorkList
-from prefixd.worker.attention.batch import pack_tables
+from prefixd.worker.attention.batch import AttentionBatch, pack_tables
+from prefixd.worker.attention.triton import layout_of
 from prefixd.worker.model.forward import Chunk, flatten
 
 BLOCK_SIZE = 16
@@ -45,6 +46,8 @@ class Steps:
             device=torch.device("cpu"),
         )
         self._planner = Planner(SIZES)
+        # Where rows are stored is on the device, and nothing that is planned depends on it.
+        self._slots = torch.zeros(sequence_count, dtype=torch.int64)
 
     def advance(self) -> None:
         """The next step is one token on."""
@@ -68,15 +71,9 @@ class Steps:
             for table in self._tables
         ]
         sequences = flatten(chunks).groups[0].sequences
-        return PassLayout(
-            pack_tables(sequences),
-            np.array([rows.query_start for rows in sequences], np.int64),
-            np.array([rows.query_token_count for rows in sequences], np.int64),
-            np.array([rows.context_token_count for rows in sequences], np.int64),
-            len(sequences),
-            BLOCK_SIZE,
-            self._block_count,
-        )
+        tables = pack_tables(sequences)
+        batch = AttentionBatch(self._slots, sequences, tables, BLOCK_SIZE)
+        return layout_of(batch, block_count=self._block_count)
 
     def _load(self, layout: PassLayout, work: WorkList) -> None:
         self._buffers.load(layout, work)

@@ -46,6 +46,27 @@ class BeamSearch:
     length_penalty: float | None = None
 
 
+class Continuation(StrEnum):
+    """Whether a conversation goes on behind an answer."""
+
+    UNSPECIFIED = "unspecified"
+    EXPECTED = "expected"
+    OVER = "over"
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionHint:
+    """What a client knows about later use of an answer's blocks, its prompt's included.
+
+    `priority` is 0 to 7, higher stays longer; `duration_ms` is how long the hint holds from the
+    answer's end on, 0 until the blocks are used again.
+    """
+
+    continuation: Continuation = Continuation.UNSPECIFIED
+    priority: int = 0
+    duration_ms: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class GenerateOptions:
     """How to answer. The defaults are greedy and the server's own length limit.
@@ -55,7 +76,8 @@ class GenerateOptions:
     `prompt_logprobs` asks for the log probabilities of the prompt's tokens, which keeps the cache
     from being read. `draft_token_count_max` lets prompt lookup guess so many tokens ahead.
     `sample_count` above 1 asks for several answers, drawn with the seeds from `seed` on, or for so
-    many hypotheses of `beam_search`, the best first.
+    many hypotheses of `beam_search`, the best first. `retention_hint` is heeded where the pool's
+    eviction policy does.
     """
 
     token_count_max: int = 0
@@ -73,6 +95,7 @@ class GenerateOptions:
     lora_name: str = ""
     sample_count: int = 1
     beam_search: BeamSearch | None = None
+    retention_hint: RetentionHint | None = None
 
 
 class FinishReason(StrEnum):

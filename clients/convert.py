@@ -23,6 +23,8 @@ def server_info(message: inspect_pb2.GetServerInfoResponse) -> results.ServerInf
         pool_count=message.pool_count,
         limits=dict(message.limits),
         hash_algorithms=tuple(message.hash_algorithms),
+        eviction_policy=message.eviction_policy,
+        eviction_policies=tuple(message.eviction_policies),
     )
 
 
@@ -54,6 +56,7 @@ def pool(message: inspect_pb2.Pool) -> results.Pool:
         kv_format=message.kv_format,
         worker_address=message.worker_address,
         vocabulary_size=message.vocabulary_size,
+        eviction_policy=message.eviction_policy,
     )
 
 

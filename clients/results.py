@@ -49,6 +49,8 @@ class ServerInfo:
     pool_count: int
     limits: dict[str, int]
     hash_algorithms: tuple[str, ...]
+    eviction_policy: str
+    eviction_policies: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,7 @@ class Pool:
     kv_format: str
     worker_address: str
     vocabulary_size: int
+    eviction_policy: str
 
 
 @dataclass(frozen=True, slots=True)

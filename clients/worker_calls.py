@@ -8,10 +8,15 @@ from prefixd.clients.calls import Call, method_path
 from prefixd.clients.convert import lora_value, named
 from prefixd.clients.encoding import encodes
 from prefixd.clients.errors import AnswerIncomplete
-from prefixd.v1 import worker_pb2
+from prefixd.v1 import cache_pb2, worker_pb2
 
 GENERATE_PATH = method_path(worker_pb2.DESCRIPTOR, "WorkerService", "Generate")
 """Path of the streaming call."""
+CONTINUATIONS = {
+    answers.Continuation.UNSPECIFIED: cache_pb2.CONTINUATION_UNSPECIFIED,
+    answers.Continuation.EXPECTED: cache_pb2.CONTINUATION_EXPECTED,
+    answers.Continuation.OVER: cache_pb2.CONTINUATION_OVER,
+}
 
 
 @encodes
@@ -62,6 +67,7 @@ def generate_request(
         lora_name=options.lora_name,
         sample_count=options.sample_count,
         beam_search=_beam_search(options.beam_search),
+        retention_hint=_retention_hint(options.retention_hint),
     )
 
 
@@ -82,6 +88,16 @@ def _beam_search(search: answers.BeamSearch | None) -> worker_pb2.BeamSearch | N
     if search is None:
         return None
     return worker_pb2.BeamSearch(beam_count=search.beam_count, length_penalty=search.length_penalty)
+
+
+def _retention_hint(hint: answers.RetentionHint | None) -> cache_pb2.RetentionHint | None:
+    if hint is None:
+        return None
+    return cache_pb2.RetentionHint(
+        continuation=CONTINUATIONS[hint.continuation],
+        priority=hint.priority,
+        duration_ms=hint.duration_ms,
+    )
 
 
 @dataclass(slots=True)

@@ -36,6 +36,8 @@ from prefixd.controller.config import (
     TlsConfig,
 )
 from prefixd.controller.core.limits import EVENT_BYTES_KEPT_MAX
+from prefixd.controller.core.messages import EVICTION_POLICY_DEFAULT
+from prefixd.controller.core.policies.registry import EVICTION_POLICIES
 from prefixd.controller.logs import LOG_LEVELS, json_logger
 from prefixd.controller.server import build, serve
 
@@ -87,6 +89,12 @@ def main(
         int,
         typer.Option(help="Events kept for each pool's watchers, in bytes of digests and tokens."),
     ] = EVENT_BYTES_KEPT_MAX,
+    eviction_policy: Annotated[
+        str,
+        typer.Option(
+            help=f"Eviction policy of pools that name none: {', '.join(EVICTION_POLICIES)}."
+        ),
+    ] = EVICTION_POLICY_DEFAULT,
 ) -> None:
     """Run the controller: it plans block tables and knows every cached prefix."""
     try:
@@ -99,6 +107,7 @@ def main(
             tls=_tls(tls_certificate, tls_key, tls_client_ca),
             plaintext_allowed=allow_plaintext,
             event_bytes_kept_max=event_bytes_kept,
+            eviction_policy=eviction_policy,
         )
         asyncio.run(_run(config, log_level))
     except (ConfigInvalid, AddressInvalid) as error:

@@ -194,6 +194,7 @@ def build(config: Config, *, log: FilteringBoundLogger, clock: Clock = monotonic
         hasher,
         epoch_first=time.time_ns() // 1_000_000,
         event_bytes_kept_max=config.event_bytes_kept_max,
+        eviction_policy=config.eviction_policy,
     )
     sessions = OpenSessions()
     watchers = Watchers()

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prefixd.kernels.layer_kv import QUANTIZED_MAXIMA, LayerKv, dequantize, quantize_rows
+from prefixd.kernels.layer_kv import QUANTIZED_MAXIMA, LayerKv, quantize_rows
 from prefixd.kernels.options import AttentionOptions
 from prefixd.kernels.work_list import PassLayout
 
@@ -168,6 +168,6 @@ def exact_answer(scene: Scene, options: AttentionOptions) -> Tensor:
 
 
 def _read(pool: Tensor, scales: Tensor | None, slots: Tensor) -> Tensor:
-    if scales is None:
-        return pool[slots].double()
-    return dequantize(pool[slots].double(), scales[slots].double()).double()
+    """Some slots of a pool: float64 (tokens, kv heads, width)."""
+    elements = pool[slots].double()
+    return elements if scales is None else elements * scales[slots].double()[..., None]

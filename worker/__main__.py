@@ -52,6 +52,7 @@ from prefixd.worker.options import (
     CudaGraphsOption,
     DeviceOption,
     DtypeOption,
+    EvictionPolicyOption,
     GpuMemoryUtilizationOption,
     KvDtypeOption,
     LeaseMsOption,
@@ -115,6 +116,7 @@ def main(
     pool_name: PoolNameOption = "",
     sub_block_reuse: SubBlockReuseOption = False,
     merge_duplicates: MergeDuplicatesOption = False,
+    eviction_policy: EvictionPolicyOption = "",
     block_size: BlockSizeOption = BLOCK_SIZE_DEFAULT,
     block_count: BlockCountOption = 0,
     gpu_memory_utilization: GpuMemoryUtilizationOption = GPU_MEMORY_UTILIZATION_DEFAULT,
@@ -134,7 +136,6 @@ def main(
 ) -> None:
     """Run a worker: it holds the paged KV of one model and generates answers with it."""
     with _telling_failures():
-        log = _log(log_level)
         limits = SchedulerLimits(chunk_token_count_max, running_sequence_count_max, token_budget)
         model_config = ModelConfig(
             model=model,
@@ -161,11 +162,12 @@ def main(
             model_version=model_version,
             sub_block_reuse=sub_block_reuse,
             merge_duplicates=merge_duplicates,
+            eviction_policy=eviction_policy,
             limits=limits,
             lease_ms=lease_ms or None,
             controller_wait_s=controller_wait_s,
         )
-        if not _run(config, model_config, log):
+        if not _run(config, model_config, _log(log_level)):
             _exit_at_once(0)
 
 
@@ -201,10 +203,13 @@ def _run(config: WorkerConfig, model_config: ModelConfig, log: Log) -> bool:
         return _serve(config, model_config, load_runner(model_config, report=report), (), log)
     # The other ranks start first: they import the same, at the same time.
     with Ranks(model_config.rank_count) as ranks:
+        log.info("ranks_started", process_ids=ranks.process_ids)
         from prefixd.worker.parallel.setup import load_parallel_runner
 
         runner = load_parallel_runner(model_config, ranks, report=report)
-        return _serve(config, model_config, runner, (ranks.watch,), log)
+        _serve(config, model_config, runner, (ranks.watch,), log)
+    # The threads of the process group may wait for the others, which are gone.
+    return False
 
 
 def _serve(
@@ -276,7 +281,8 @@ def _exit_at_once(status: int) -> NoReturn:
 
 
 def _fail(message: str, *, status: int) -> NoReturn:
-    print(f"prefixd worker: {message}", file=sys.stderr)
+    # Reasons of others may have several lines.
+    print(f"prefixd worker: {' '.join(message.split())}", file=sys.stderr)
     raise typer.Exit(status)
 
 

@@ -98,9 +98,13 @@ class ModelConfig:
         except UnknownBackend as error:
             raise ConfigInvalid(str(error)) from error
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
-            raise ConfigInvalid(f"device {self.device!r} is none of auto, cpu, cuda, cuda:N")
+            raise ConfigInvalid(
+                f"--device is {self.device!r}, but must be one of auto, cpu, cuda, cuda:N"
+            )
         if self.dtype not in DTYPES:
-            raise ConfigInvalid(f"dtype {self.dtype!r} is none of {', '.join(DTYPES)}")
+            raise ConfigInvalid(
+                f"--dtype is {self.dtype!r}, but must be one of {', '.join(DTYPES)}"
+            )
         if self.kv_dtype not in KV_DTYPES:
             raise ConfigInvalid(
                 f"--kv-dtype is {self.kv_dtype!r}, but must be one of {', '.join(KV_DTYPES)}"
@@ -121,6 +125,7 @@ class WorkerConfig:
         model_version: of the weights that the worker starts with; empty: the default version.
         sub_block_reuse: whether a cached prefix may end inside a block.
         merge_duplicates: whether equal blocks become one once they are written.
+        eviction_policy: of the pool; empty: the controller's default.
         limits: of the scheduler.
         lease_ms: how long the pool outlives its worker; None: the controller's default.
         controller_wait_s: how long running answers wait for a lost controller.
@@ -135,16 +140,19 @@ class WorkerConfig:
     model_version: str = ""
     sub_block_reuse: bool = False
     merge_duplicates: bool = False
+    eviction_policy: str = ""
     limits: SchedulerLimits = field(default_factory=SchedulerLimits)
     lease_ms: int | None = None
     controller_wait_s: float = CONTROLLER_WAIT_S_DEFAULT
 
     def check(self) -> None:
         """Raises ConfigInvalid, naming the option and its limit, or the options that contradict."""
-        if self.controller_wait_s < 0:
+        if not self.controller_wait_s >= 0:  # also refuses NaN
             raise ConfigInvalid(
                 f"--controller-wait-s is {self.controller_wait_s}, but must be at least 0"
             )
+        if self.lease_ms is not None and self.lease_ms < 1:
+            raise ConfigInvalid(f"--lease-ms is {self.lease_ms}, but must be at least 0")
         length = len(self.model_version)
         if length > MODEL_VERSION_LENGTH_MAX:
             raise ConfigInvalid(

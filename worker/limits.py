@@ -8,6 +8,10 @@ LENGTH_PENALTY_MAX = 10.0
 """Largest length penalty of a beam search, and its negative the smallest."""
 DRAFT_TOKENS_MAX = 16
 """Tokens that prompt lookup guesses ahead of one step."""
+RETENTION_PRIORITY_MAX = 7
+"""Priority of a retention hint."""
+RETENTION_MS_MAX = 7 * 24 * 3_600_000
+"""How long a retention hint may hold."""
 STOP_STRINGS_MAX = 16
 """Stop strings of one request."""
 STOP_STRING_LENGTH_MAX = 256
@@ -28,6 +32,8 @@ TOKEN_COUNT_DEFAULT = 256
 """Most tokens of an answer whose request names no number."""
 LIVE_SEQUENCES_MAX = 1_024
 """Answers that run or wait at a time."""
+TOKEN_BUDGET_MAX = 1_048_576
+"""Most tokens of one step: a GPU's worker computes such a step before it serves."""
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
 """Size of one gRPC message."""
 OPENS_PER_STEP_MAX = 16
@@ -61,11 +67,18 @@ class SchedulerLimits:
 
     def __post_init__(self) -> None:
         """Checks the bounds."""
-        for name in ("chunk_token_count_max", "running_sequence_count_max"):
-            if getattr(self, name) < 1:
-                raise LimitInvalid(f"{name} is {getattr(self, name)}, but must be at least 1")
+        maxima = {
+            "chunk_token_count_max": TOKEN_BUDGET_MAX,
+            "running_sequence_count_max": LIVE_SEQUENCES_MAX,
+            "token_budget": TOKEN_BUDGET_MAX,
+        }
+        for name, maximum in maxima.items():
+            bound = getattr(self, name)
+            if not 1 <= bound <= maximum:
+                option = f"--{name.replace('_', '-')}"
+                raise LimitInvalid(f"{option} is {bound}, but must be 1 to {maximum}")
         if self.token_budget <= self.running_sequence_count_max:
             raise LimitInvalid(
-                f"token_budget is {self.token_budget}, but must be above"
-                f" running_sequence_count_max ({self.running_sequence_count_max})"
+                f"--token-budget is {self.token_budget}, but must be above"
+                f" --running-sequence-count-max ({self.running_sequence_count_max})"
             )

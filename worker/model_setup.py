@@ -22,7 +22,7 @@ from prefixd.worker.model.graphs_decode import DecodeGraphs
 from prefixd.worker.model.kv_cache import PagedKv
 from prefixd.worker.model.loaded import LoadedModel
 from prefixd.worker.model.runner import ModelRunner
-from prefixd.worker.model_memory import SizedPool, size_pool
+from prefixd.worker.pool_sizing import SizedPool, size_pool
 
 KV_DTYPES_8_BIT = {"int8": torch.int8, "fp8": FP8_DTYPE}
 """The 8-bit formats of KV by their names among the options."""
@@ -56,14 +56,20 @@ def load_runner(config: ModelConfig, *, report: Callable[[str], None]) -> ModelR
     # Imported here: transformers takes seconds, and a bad option should fail at once.
     from prefixd.worker.model.loader import load_folder, with_adapters
 
-    model = load_folder(
-        setting.folder,
-        name=setting.name,
-        backend=setting.backend,
-        device=setting.device,
-        dtype=setting.dtype,
-    )
-    model = with_adapters(model, config.loras)
+    try:
+        model = load_folder(
+            setting.folder,
+            name=setting.name,
+            backend=setting.backend,
+            device=setting.device,
+            dtype=setting.dtype,
+        )
+        model = with_adapters(model, config.loras)
+    except torch.OutOfMemoryError as error:
+        raise ConfigInvalid(
+            f"the weights of model {setting.name!r} do not fit the memory of {setting.device}"
+            f" (--dtype {config.dtype}, --tensor-parallel {config.rank_count}): {error}"
+        ) from error
     pool = fitting_pool(model, setting.backend, config)
     report(pool.line)
     return make_runner(model, setting.backend, config, block_count=pool.block_count, report=report)
@@ -158,6 +164,9 @@ def _warm_runner(
     torch.cuda.synchronize(device)
     report(f"kernels compiled in {time.perf_counter() - start_s:.1f} s")
     if not _records_graphs(runner.model, backend, config):
+        if config.records_graphs:
+            reason = "split" if config.rank_count > 1 else "on this attention backend"
+            report(f"no CUDA graphs, so decode steps start kernel by kernel: the model is {reason}")
         return runner
     return recording_runner(runner, backend, CudaGraphRecorder(device), config.limits, report)
 
@@ -181,13 +190,19 @@ def recording_runner(
         row_count_max=limits.running_sequence_count_max,
         context_token_count_max=min(model.context_token_count_max, slot_count_max),
     )
+    start_s = time.perf_counter()
     try:
-        seconds = graphs.record()
+        graphs.record_passes()
     except RuntimeError as error:
         # Some models do what no graph can hold; they run as well, but slower.
-        report(f"no CUDA graphs, so steps of decode start kernel by kernel: {error}")
+        report(f"no CUDA graphs, so decode steps start kernel by kernel: {error}")
         return runner
-    report(f"{graphs.graph_count} CUDA graphs recorded in {seconds:.1f} s")
+    try:
+        graphs.record_draws()
+    except RuntimeError as error:
+        report(f"no CUDA graphs of draws, which start kernel by kernel: {error}")
+    seconds = time.perf_counter() - start_s
+    report(f"decode steps of {len(graphs.sizes)} sizes recorded as CUDA graphs in {seconds:.1f} s")
     return ModelRunner(model, kv, backend, graphs)
 
 
@@ -206,11 +221,12 @@ def _device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigInvalid(f"device {name!r}: this machine has no usable GPU")
+        raise ConfigInvalid(f"--device is {name!r}, but this machine has no usable GPU")
     index = int(name.partition(":")[2] or 0)
     if device.type == "cuda" and index >= torch.cuda.device_count():
         raise ConfigInvalid(
-            f"device {name!r}: this machine has {torch.cuda.device_count()} GPUs, from cuda:0 on"
+            f"--device is {name!r}, but this machine has {torch.cuda.device_count()} GPUs, from"
+            " cuda:0 on"
         )
     return device
 

@@ -57,6 +57,9 @@ SubBlockReuseOption = Annotated[
 MergeDuplicatesOption = Annotated[
     bool, typer.Option("--merge-duplicates", help="Let equal blocks become one once written.")
 ]
+EvictionPolicyOption = Annotated[
+    str, typer.Option(help="Eviction policy of the pool; by default the controller's.")
+]
 PoolNameOption = Annotated[
     str, typer.Option(help="Name of the pool at the controller; by default the model's name.")
 ]
@@ -85,14 +88,20 @@ AttentionBackendOption = Annotated[
         " reference (slow); auto: triton on a GPU, else torch."
     ),
 ]
-DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+DeviceOption = Annotated[
+    str, typer.Option(help="cpu, cuda or cuda:N; auto: a GPU where there is one, else the CPU.")
+]
 DtypeOption = Annotated[
-    str, typer.Option(help="auto (float32 on the CPU), float32, bfloat16 or float16.")
+    str,
+    typer.Option(
+        help="What to compute in: float32, bfloat16 or float16; auto: float32 on the CPU, bfloat16"
+        " on a GPU."
+    ),
 ]
 KvDtypeOption = Annotated[
     str,
     typer.Option(
-        help="How the pool stores K and V: auto (the dtype), or 8 bits per element: int8 or fp8."
+        help="How the pool stores K and V: int8 or fp8, 8 bits per element; auto: as --dtype says."
     ),
 ]
 TensorParallelOption = Annotated[

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from prefixd.worker.lora import LoraIdentity
+from prefixd.worker.retention import RetentionHint
 from prefixd.worker.speculation import PromptLookup
 
 
@@ -36,6 +37,7 @@ class Sequence:
         cache_salt: separates tenants; empty: none.
         lora: the adapter that all its tokens go through; None: none.
         skip_cache_read: match nothing, yet publish.
+        retention_hint: what the client knows about later use of the blocks; None: nothing.
         wants_prompt_logits: whether the logits of all prompt positions are read.
         lookup: guesses tokens ahead; None: nobody does.
         arrival: rank among all sequences of this worker; the earlier is served first.
@@ -59,6 +61,7 @@ class Sequence:
     cache_salt: str = ""
     lora: LoraIdentity | None = None
     skip_cache_read: bool = False
+    retention_hint: RetentionHint | None = None
     wants_prompt_logits: bool = False
     lookup: PromptLookup | None = None
     phase: SequencePhase = SequencePhase.WAITING

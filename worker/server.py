@@ -270,6 +270,7 @@ def _pool_description(config: WorkerConfig, runner: Runner) -> PoolDescription:
         model_version=config.model_version,
         sub_block_reuse=config.sub_block_reuse,
         merge_duplicates=config.merge_duplicates,
+        eviction_policy=config.eviction_policy,
         lease_ms=config.lease_ms,
     )
 

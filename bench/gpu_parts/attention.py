@@ -7,14 +7,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bench.gpu_parts.lines import Check
+from bench.gpu_parts.tolerance import ERROR_MAX, ERROR_UNIT, row_errors
 from prefixd.kernels.attention import attention_launches
 from prefixd.kernels.layer_kv import LayerKv
 from prefixd.kernels.options import AttentionOptions
-from prefixd.kernels.oracle import Geometry
+from prefixd.kernels.oracle import Geometry, Scene, exact_answer
 from prefixd.kernels.planner import plan_sizes, plan_work
 from prefixd.kernels.tiling import Tiling, tiling_of_layer
 from prefixd.kernels.work_buffers import WorkTensors, work_tensors
-from prefixd.kernels.work_list import Int32Array, PassLayout
+from prefixd.kernels.work_list import Int32Array, Int64Array, PassLayout
 
 _SEED = 11
 
@@ -24,6 +26,7 @@ class AttentionPass:
     """One pass over one layer of random KV.
 
     Attributes:
+        layout: of the pass.
         query: (rows, query heads, key width).
         layer: the pool.
         work: who reads what.
@@ -31,19 +34,48 @@ class AttentionPass:
         output: (rows, query heads, value width).
     """
 
+    layout: PassLayout
     query: Tensor
     layer: LayerKv
     work: WorkTensors
     tiling: Tiling
     output: Tensor
 
+    @property
+    def options(self) -> AttentionOptions:
+        """What the layer asks of attention."""
+        return AttentionOptions(scaling=self.layer.key_width**-0.5)
+
     def run(self) -> None:
         """Starts the kernels of the pass."""
-        options = AttentionOptions(scaling=self.layer.key_width**-0.5)
         for launch in attention_launches(
-            self.query, self.layer, self.work, options, self.tiling, output=self.output
+            self.query, self.layer, self.work, self.options, self.tiling, output=self.output
         ):
             launch.run()
+
+    def last_row_check(self, *, kernel: str, name: str) -> Check:
+        """Runs the pass and compares its last row with the oracle.
+
+        Pools here are larger than those of the other checks, and offsets in them longer.
+        """
+        self.output.fill_(torch.nan)
+        self.run()
+        expected = exact_answer(self._last_row(), self.options)
+        error = float(row_errors(self.output[-1:].cpu(), expected))
+        return Check(kernel, name, error, ERROR_MAX[self.query.dtype], ERROR_UNIT)
+
+    def _last_row(self) -> Scene:
+        """A pass of the last row alone, on the CPU, in a pool that holds no other sequence."""
+        block_size = self.layout.block_size
+        table = self.layout.block_tables[-1].astype(np.int64)
+        # Block 0 stays what it is.
+        slots = (np.append(0, table)[:, None] * block_size + np.arange(block_size)).reshape(-1)
+        ids = np.arange(1, len(table) + 1, dtype=np.int32)[None]
+        context = int(self.layout.context_token_counts[-1])
+        layer = LayerKv(*(_rows_on_cpu(tensor, slots) for tensor in self.layer.tensors))
+        return Scene(
+            layout_of(ids, [(1, context)], block_size=block_size), layer, self.query[-1:].cpu()
+        )
 
 
 def separate_tables(*, sequence_count: int, block_count: int) -> Int32Array:
@@ -109,7 +141,7 @@ def attention_pass(
     sizes = plan_sizes(tiling, group_size=group_size, window_token_count=None)
     work = work_tensors(layout, plan_work(planned_as or layout, sizes), device=device)
     output = query.new_empty((*shape, geometry.value_width))
-    return AttentionPass(query, layer, work, tiling, output)
+    return AttentionPass(layout, query, layer, work, tiling, output)
 
 
 def random_layer(geometry: Geometry, *, slot_count: int, generator: torch.Generator) -> LayerKv:
@@ -133,3 +165,9 @@ def random_layer(geometry: Geometry, *, slot_count: int, generator: torch.Genera
 def kv_byte_count(layer: LayerKv, token_count: int) -> int:
     """Bytes of K and V, scales included, of so many tokens."""
     return token_count * sum(tensor[0].nbytes for tensor in layer.tensors)
+
+
+def _rows_on_cpu(pool: Tensor, slots: Int64Array) -> Tensor:
+    """Rows of a pool; as bytes, since not every device gathers every dtype."""
+    at = torch.from_numpy(slots).to(pool.device)
+    return pool.view(torch.uint8)[at].cpu().view(pool.dtype)

@@ -11,7 +11,10 @@ Work: TypeAlias = Callable[[], object]
 
 FLUSH_BYTE_COUNT = 256 * 1024 * 1024
 """More than the second-level cache of any GPU holds."""
-WARM_UP_COUNT = 3
+RUNS_BEFORE_CAPTURE = 2
+"""The first compiles and loads kernels, which a capture can do neither of."""
+WARM_UP_COUNT = 10
+"""Runs that are not counted: clocks rise and caches of the host fill."""
 
 
 class Clock(Protocol):
@@ -39,23 +42,19 @@ class CudaClock:
 
     def eager_s(self, work: Work, *, repeat_count: int) -> list[float]:
         """See `Clock`."""
-        for _ in range(WARM_UP_COUNT):
-            work()
         return self._between_events(work, repeat_count)
 
     def replayed_s(self, work: Work, *, repeat_count: int) -> list[float]:
         """See `Clock`."""
-        # Kernels are compiled and loaded before the capture, which can do neither.
         side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call] # theirs
         side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(side):
-            for _ in range(WARM_UP_COUNT):
+            for _ in range(RUNS_BEFORE_CAPTURE):
                 work()
         torch.cuda.current_stream(self._device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             work()
-        graph.replay()
         return self._between_events(graph.replay, repeat_count)
 
     def wall_s(self, work: Work) -> float:
@@ -69,7 +68,7 @@ class CudaClock:
 
     def _between_events(self, work: Work, repeat_count: int) -> list[float]:
         pairs = []
-        for _ in range(repeat_count):
+        for _ in range(WARM_UP_COUNT + repeat_count):
             start, end = _event(), _event()
             self._flush.zero_()
             start.record()
@@ -77,7 +76,7 @@ class CudaClock:
             end.record()
             pairs.append((start, end))
         torch.cuda.synchronize(self._device)
-        return [start.elapsed_time(end) / 1_000 for start, end in pairs]
+        return [start.elapsed_time(end) / 1_000 for start, end in pairs[WARM_UP_COUNT:]]
 
 
 def _event() -> torch.cuda.Event:

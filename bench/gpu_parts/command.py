@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from bench.gpu_parts.random_model import RandomModel
 
 JSON_NAME = "gpu.json"
-_CHECK_LIMIT_S = 100.0
+_CHECK_LIMIT_S = 90.0
 
 
 class Parts:
@@ -35,7 +35,7 @@ class Parts:
         """In order; together they take less than five minutes."""
         return [
             Part("correctness", _CHECK_LIMIT_S, self._correctness),
-            Part("decode", 40, self._decode),
+            Part("decode", 50, self._decode),
             Part("shared", 20, self._shared),
             Part("prefill", 20, self._prefill),
             Part("steps", 50, self._steps),

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from bench.gpu_parts.lines import Check
 from bench.gpu_parts.sizes import CheckedLayer, CheckSizes
+from bench.gpu_parts.tolerance import ERROR_MAX, ERROR_UNIT, row_errors
 from prefixd.kernels import reference
 from prefixd.kernels.attention import attention_launches
 from prefixd.kernels.copy_blocks import copy_launches
@@ -29,10 +30,6 @@ from prefixd.kernels.tiling import tiling_of_layer
 from prefixd.kernels.variants import LayerKind, Variant, variants_of
 from prefixd.kernels.work_buffers import work_tensors
 from prefixd.kernels.work_list import Int32Array, PassLayout, WorkList
-
-ERROR_MAX = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
-"""Largest distance of a row of one head from the exact one, relative to the latter's length: by
-the query's dtype, in which weights and answers are rounded."""
 
 _PADDING_ROW_COUNT = 2
 _STORED_ROW_COUNT = 33
@@ -182,22 +179,14 @@ def _attend(
     )
     for launch in launches:
         launch.run()
-    errors = _row_errors(output.cpu(), exact_answer(scene, options))
+    errors = row_errors(output.cpu(), exact_answer(scene, options))
     items = (work.narrow_items, work.wide_items, work.whole_items)
     rows = [*(_rows_of(one, work) for one in items), torch.from_numpy(work.reductions[:, 0])]
     error_max = ERROR_MAX[kind.dtype]
     return launches, [
-        _Measured(float(errors[of_kernel.long()].max()), error_max, "of a row")
+        _Measured(float(errors[of_kernel.long()].max()), error_max, ERROR_UNIT)
         for of_kernel in rows
     ]
-
-
-def _row_errors(actual: Tensor, expected: Tensor) -> Tensor:
-    """The worst head of every row; padding rows are off by what they are."""
-    distances = (actual.double() - expected).norm(dim=-1)
-    lengths = expected.norm(dim=-1)
-    errors: Tensor = distances / torch.where(lengths == 0, 1.0, lengths)
-    return errors.amax(-1)
 
 
 def _rows_of(items: Int32Array, work: WorkList) -> Tensor:

@@ -144,7 +144,6 @@ class Sizes:
     checks: CheckSizes
     attention: AttentionSizes
     model: ModelSizes
-    block_size: int = 16
 
 
 def full_sizes() -> Sizes:

@@ -3,6 +3,7 @@
 import contextlib
 import sys
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -12,15 +13,25 @@ from prefixd.clients.answers import (
     Answer,
     BeamSearch,
     ChatPrompt,
+    Continuation,
     Conversation,
     GenerateOptions,
     Message,
     Prompt,
+    RetentionHint,
 )
 from prefixd.clients.cli import output
 from prefixd.clients.cli.options import INT32_MAX, WORKER, AsJson, WorkerAddress, settings_of
 from prefixd.clients.errors import CallRefused
 from prefixd.clients.worker_client import AnswerStream, WorkerClient
+
+
+class ContinuationName(StrEnum):
+    """What `--continuation` can be."""
+
+    EXPECTED = "expected"
+    OVER = "over"
+
 
 TokenCountMax = Annotated[
     int,
@@ -59,8 +70,20 @@ BeamCount = Annotated[
     int, typer.Option("--beams", min=0, help="Search with so many beams; 0: draw tokens.")
 ]
 LengthPenalty = Annotated[float | None, typer.Option(help="Of the beams' scores; 1 if left out.")]
+Continues = Annotated[
+    ContinuationName | None,
+    typer.Option("--continuation", help="Whether another turn will follow on this answer."),
+]
+Priority = Annotated[
+    int, typer.Option(min=0, max=INT32_MAX, help="Keep the answer's blocks longer: 0 to 7.")
+]
+RetentionMs = Annotated[
+    int, typer.Option(min=0, help="How long these two hold, in milliseconds; 0: until used.")
+]
 System = Annotated[str, typer.Option(help="System message.")]
 
+NEXT_TURN = RetentionHint(Continuation.EXPECTED)
+"""What is known of an answer in a conversation that is not over."""
 TYPE_HERE = "> "
 """What stands where a person types a message."""
 
@@ -94,6 +117,9 @@ def generate(
     sample_count: SampleCount = 1,
     beam_count: BeamCount = 0,
     length_penalty: LengthPenalty = None,
+    continuation: Continues = None,
+    priority: Priority = 0,
+    retention_ms: RetentionMs = 0,
     worker: WorkerAddress = WORKER,
     as_json: AsJson = False,
 ) -> None:
@@ -104,8 +130,6 @@ def generate(
     Examples: prefixd generate "Once upon a time" -n 40; prefixd generate --chat - < question.txt;
     prefixd generate "Once" --samples 4 --temperature 0.8; prefixd generate "Once" --beams 4
     """
-    if length_penalty is not None and not beam_count:
-        raise typer.BadParameter("--length-penalty is of a beam search: give --beams too")
     text = sys.stdin.read() if prompt == "-" else prompt
     options = GenerateOptions(
         token_count_max=token_count_max,
@@ -121,13 +145,11 @@ def generate(
         draft_token_count_max=draft_token_count_max,
         lora_name=lora_name,
         sample_count=sample_count,
-        beam_search=BeamSearch(beam_count, length_penalty) if beam_count else None,
+        beam_search=_beam_search(beam_count, length_penalty),
+        retention_hint=_retention_hint(continuation, priority=priority, duration_ms=retention_ms),
     )
     asked: Prompt = _chat_prompt(text, system=system) if chat_template or system else text
-    with (
-        settings_of(context).worker(worker) as client,
-        client.stream(asked, options) as stream,
-    ):
+    with settings_of(context).worker(worker) as client, client.stream(asked, options) as stream:
         if as_json:
             answers = stream.answers()
             output.print_json(answers[0] if sample_count == 1 else answers)
@@ -135,6 +157,21 @@ def generate(
             _print_answers(stream.answers())
         else:
             _print_cost(output.answer_summary(_print_stream(stream)))
+
+
+def _beam_search(beam_count: int, length_penalty: float | None) -> BeamSearch | None:
+    if length_penalty is not None and not beam_count:
+        raise typer.BadParameter("--length-penalty is of a beam search: give --beams too")
+    return BeamSearch(beam_count, length_penalty) if beam_count else None
+
+
+def _retention_hint(
+    name: ContinuationName | None, *, priority: int, duration_ms: int
+) -> RetentionHint | None:
+    if name is None and not priority and not duration_ms:
+        return None
+    continuation = Continuation.UNSPECIFIED if name is None else Continuation(name.value)
+    return RetentionHint(continuation, priority, duration_ms)
 
 
 def _chat_prompt(text: str, *, system: str) -> ChatPrompt:
@@ -175,6 +212,7 @@ def chat(
         cache_salt=cache_salt,
         draft_token_count_max=draft_token_count_max,
         lora_name=lora_name,
+        retention_hint=NEXT_TURN,
     )
     conversation = Conversation(system=system)
     with settings_of(context).worker(worker) as client:

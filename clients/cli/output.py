@@ -19,7 +19,7 @@ PIPED_WIDTH = 200
 """Columns of a table that goes to a file or a pipe."""
 POOL_COLUMNS = (
     *("pool", "model", "blocks", "size", "held", "evictable", "free"),
-    *("sequences", "hit rate", "driver"),
+    *("sequences", "hit rate", "policy", "driver"),
 )
 """What `prefixd pools` shows of a pool."""
 TABLE_COLUMNS = 16
@@ -94,6 +94,7 @@ def _account(pool: results.Pool) -> Sequence[str]:
         f"{pool.free_block_count:,}",
         f"{pool.sequence_count:,}",
         f"{pool.statistics.recent_hit_rate:.1%}",
+        pool.eviction_policy,
         _driver(pool),
     )
 

@@ -41,6 +41,11 @@ class Claims:
         self._ends: list[tuple[int, int, StandingClaim]] = []
         self._ending_count = 0
 
+    @property
+    def waiting_count(self) -> int:
+        """Claims that wait for their end, with those that are gone and not swept out yet."""
+        return len(self._ends)
+
     # Sequences.
 
     def close(

@@ -10,7 +10,6 @@ from prefixd.controller.core.messages import ExtendEntry, ExtendOutcome
 from prefixd.controller.core.scheduling import Demand, allot, grant
 from prefixd.controller.core.sequences import Sequence, pack_tokens
 from prefixd.controller.core.state import PoolState, StepContext
-from prefixd.controller.core.window_plans import left_behind
 
 
 def extend_sequence(state: PoolState, step: StepContext, entry: ExtendEntry) -> ExtendOutcome:
@@ -53,13 +52,7 @@ def extend_sequence(state: PoolState, step: StepContext, entry: ExtendEntry) -> 
             table_block_count=sequence.block_count,
             match=match,
             shared_tail=shared_tail(state, sequence, position=start),
-            # A partial match may be given up for want of blocks; its part of the window stays.
-            freed=left_behind(
-                state,
-                sequence,
-                position=start + match.block_count * state.spec.block_size,
-                step_id=step.step_id,
-            ),
+            sequence=sequence,
         ),
     )
     if entry.rollback_to_token_count is not None:

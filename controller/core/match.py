@@ -51,7 +51,7 @@ class Match:
 
     def published_token_count(self, block_size: int) -> int:
         """Count the leading matched tokens that are written."""
-        is_written = self.published_count == self.block_count
-        if is_written and self.partial is not None and self.partial.is_published:
+        is_whole = self.published_count == self.block_count
+        if is_whole and self.partial is not None and self.partial.is_published:
             return self.token_count(block_size)
         return self.published_count * block_size

@@ -85,6 +85,7 @@ class PoolSpec:
 
     `sub_block_reuse`: a match may end inside a block, whose matched tokens are copied.
     `merge_duplicates`: written twins of published blocks are given up, and tables repointed.
+    `eviction_policy`: empty where the controller's default is meant.
     """
 
     pool_name: str

@@ -1,7 +1,7 @@
 """All pools of one controller, with their drivers, leases and epochs."""
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hmac import compare_digest
 
 from prefixd.controller.core import limits, validate
@@ -14,7 +14,7 @@ from prefixd.controller.core.errors import (
     SessionActive,
 )
 from prefixd.controller.core.hashing import Hasher
-from prefixd.controller.core.messages import PoolSpec
+from prefixd.controller.core.messages import EVICTION_POLICY_DEFAULT, PoolSpec
 from prefixd.controller.core.pool import Pool
 
 ENDED_POOLS_MAX = 4_096
@@ -53,6 +53,7 @@ class PoolRegistry:
 
     Invariants: epochs ascend over all registrations; a name has at most one live epoch; the lease
     of a pool does not run while its session is open. Time comes in as `now_ms`, monotonic.
+    `eviction_policy` is that of pools whose specs name none; FieldInvalid where it is not known.
     """
 
     def __init__(
@@ -61,8 +62,11 @@ class PoolRegistry:
         *,
         epoch_first: int,
         event_bytes_kept_max: int = limits.EVENT_BYTES_KEPT_MAX,
+        eviction_policy: str = EVICTION_POLICY_DEFAULT,
     ) -> None:
+        validate.eviction_policy(eviction_policy)
         self.hasher = hasher
+        self.eviction_policy = eviction_policy
         self.event_bytes_kept_max = event_bytes_kept_max
         self._epoch_next = epoch_first
         self._registrations: dict[str, _Registration] = {}
@@ -74,6 +78,8 @@ class PoolRegistry:
         Raises FieldInvalid or Unsupported for a bad spec, PoolInUse while the name's session is
         open, LimitExceeded where POOLS_MAX pools are registered.
         """
+        if not spec.eviction_policy:
+            spec = replace(spec, eviction_policy=self.eviction_policy)
         validate.pool_spec(spec)
         name = spec.pool_name
         old = self._registrations.get(name)

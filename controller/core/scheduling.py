@@ -37,6 +37,7 @@ from prefixd.controller.core.window_plans import (
     copy_window_tails,
     exchange_windows,
     grow_windows,
+    left_behind,
     note_pending,
     slot_runs,
 )
@@ -48,7 +49,8 @@ class Demand:
 
     Positions behind `start_token` and the match are to be scheduled up to `end_token`, at most
     `token_count_max` of them; the table has `table_block_count` blocks and gets the match's.
-    `shared_tail` is the block that a write from `start_token` on would need in a copy.
+    `shared_tail` is the block that a write from `start_token` on would need in a copy. What
+    `sequence`, None for an open, leaves behind its windows is freed.
     """
 
     start_token: int
@@ -59,7 +61,7 @@ class Demand:
     table_block_count: int
     match: Match
     shared_tail: SharedTail | None = None
-    freed: FreedWindow = NOTHING_FREED
+    sequence: Sequence | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,9 @@ def _allot(state: PoolState, step: StepContext, demand: Demand, match: Match) ->
     shared_tail = demand.shared_tail if slot_end > start else None
     if shared_tail is not None:
         shared_tail.check_ready()
+    freed = NOTHING_FREED
+    if demand.sequence is not None:
+        freed = left_behind(state, demand.sequence, position=start, step_id=step.step_id)
     copy_count = 0 if shared_tail is None else 1 + state.windows.count
     table_count = demand.table_block_count + match.block_count
     checked_end = max(scheduled_end, demand.must_fit_token_count) + demand.lookahead_slot_count
@@ -133,7 +138,7 @@ def _allot(state: PoolState, step: StepContext, demand: Demand, match: Match) ->
         new_block_count=max(0, checked_count - table_count) + window_count + copy_count,
         total_block_count=checked_count + window_span(state, start=start, end_block=window_end),
         match=match,
-        gain_count=demand.freed.gain_count,
+        gain_count=freed.gain_count,
     )
     return Allotment(
         scheduled=TokenRange(start, scheduled_end),
@@ -141,7 +146,7 @@ def _allot(state: PoolState, step: StepContext, demand: Demand, match: Match) ->
         new_block_count=max(0, ceil_div(slot_end, block_size) - table_count),
         match=match,
         shared_tail=shared_tail,
-        freed=demand.freed,
+        freed=freed,
     )
 
 

@@ -65,6 +65,9 @@ class WindowTwins:
         else:
             old.twin_of = place
             place.twins.append(old)
+            # It is the newest of the twins that are still to be written.
+            del self._index.pending[old]
+            self._index.pending[old] = None
         if not is_told:
             self._index.tell_stored([twin])
 
@@ -129,6 +132,7 @@ class WindowTwins:
             indexed.holder_count += 1
             block.holder_count -= 1
             if block.holder_count == 0:
+                self._claims.leave_window(block)
                 freed.append(block.block_id)
         for _, _, block, _ in merged:
             if block.twin_of is not None:

@@ -59,6 +59,7 @@ def pool_message(pool: Pool, view: PoolView, lease: Lease) -> inspect_pb2.Pool:
         pending_block_count=view.pending_block_count,
         sub_block_reuse=spec.sub_block_reuse,
         merge_duplicates=spec.merge_duplicates,
+        eviction_policy=spec.eviction_policy,
     )
     if lease.left_ms is not None:
         message.lease_left.CopyFrom(duration_message(lease.left_ms))

@@ -32,6 +32,7 @@ def pool_spec_value(request: pool_pb2.RegisterPoolRequest) -> PoolSpec:
         merge_duplicates=request.merge_duplicates,
         lease_ms=duration_ms(request.lease) if request.HasField("lease") else None,
         worker_address=request.worker_address,
+        eviction_policy=request.eviction_policy,
     )
 
 

@@ -7,6 +7,7 @@ unspecified) is refused here; every other check is the core's.
 import numpy as np
 
 from prefixd.controller.core.errors import FieldInvalid
+from prefixd.controller.core.hints import NO_HINT, Continuation, RetentionHint
 from prefixd.controller.core.limits import DECODE_ROWS_MAX
 from prefixd.controller.core.messages import (
     CloseEntry,
@@ -29,6 +30,11 @@ CLOSE_REASONS = {
     types_pb2.CLOSE_REASON_FINISHED: CloseReason.FINISHED,
     types_pb2.CLOSE_REASON_ABORTED: CloseReason.ABORTED,
     types_pb2.CLOSE_REASON_PREEMPTED: CloseReason.PREEMPTED,
+}
+CONTINUATIONS = {
+    cache_pb2.CONTINUATION_UNSPECIFIED: Continuation.UNKNOWN,
+    cache_pb2.CONTINUATION_EXPECTED: Continuation.EXPECTED,
+    cache_pb2.CONTINUATION_OVER: Continuation.OVER,
 }
 ONE_EACH = np.ones(DECODE_ROWS_MAX, dtype=np.int64)
 """The token counts of a decode entry that states none."""
@@ -59,7 +65,7 @@ def _entry(message: cache_pb2.StepEntry, index: int) -> Entry:
         case "extend":
             return _extend(message.extend)
         case "open":
-            return _open(message.open)
+            return _open(message.open, index)
         case "close":
             return _close(message.close, index)
         case "fork":
@@ -71,7 +77,7 @@ def _entry(message: cache_pb2.StepEntry, index: int) -> Entry:
             )
 
 
-def _open(message: cache_pb2.OpenEntry) -> OpenEntry:
+def _open(message: cache_pb2.OpenEntry, index: int) -> OpenEntry:
     return OpenEntry(
         handle=Handle(message.handle),
         sequence_id=SequenceId(message.sequence_id),
@@ -88,6 +94,9 @@ def _open(message: cache_pb2.OpenEntry) -> OpenEntry:
         preemption_count=message.preemption_count,
         skip_cache_read=message.skip_cache_read,
         await_token_count_min=message.await_token_count_min,
+        retention_hint=_retention_hint(message.retention_hint, f"entries[{index}].open")
+        if message.HasField("retention_hint")
+        else NO_HINT,
     )
 
 
@@ -127,7 +136,23 @@ def _close(message: cache_pb2.CloseEntry, index: int) -> CloseEntry:
     if reason is None:
         field = f"entries[{index}].close.reason"
         raise FieldInvalid(f"{field} must be a known reason, not {message.reason}", field=field)
-    return CloseEntry(handle=Handle(message.handle), reason=reason)
+    return CloseEntry(
+        handle=Handle(message.handle),
+        reason=reason,
+        retention_hint=_retention_hint(message.retention_hint, f"entries[{index}].close")
+        if message.HasField("retention_hint")
+        else None,
+    )
+
+
+def _retention_hint(message: cache_pb2.RetentionHint, entry: str) -> RetentionHint:
+    continuation = CONTINUATIONS.get(message.continuation)
+    if continuation is None:
+        field = f"{entry}.retention_hint.continuation"
+        raise FieldInvalid(
+            f"{field} must be a known continuation, not {message.continuation}", field=field
+        )
+    return RetentionHint(continuation, message.priority, message.duration_ms)
 
 
 def _fork(message: cache_pb2.ForkEntry) -> ForkEntry:

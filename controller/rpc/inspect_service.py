@@ -9,6 +9,7 @@ from prefixd.controller.clock import Clock
 from prefixd.controller.core import inspect, limits
 from prefixd.controller.core.errors import EpochStale, PageTokenInvalid
 from prefixd.controller.core.hashing import HASHES
+from prefixd.controller.core.policies.registry import EVICTION_POLICIES
 from prefixd.controller.core.pool import Pool
 from prefixd.controller.core.registry import PoolRegistry
 from prefixd.controller.rpc.convert_inspect import (
@@ -45,6 +46,8 @@ LIMITS = {
     "lease_ms_default": limits.LEASE_MS_DEFAULT,
     "lease_ms_min": limits.LEASE_MS_MIN,
     "lease_ms_max": limits.LEASE_MS_MAX,
+    "retention_priority_max": limits.RETENTION_PRIORITY_MAX,
+    "retention_ms_max": limits.RETENTION_MS_MAX,
     "message_bytes_max": limits.MESSAGE_BYTES_MAX,
     "page_size_default": PAGE_SIZE_DEFAULT,
     "page_size_max": PAGE_SIZE_MAX,
@@ -87,6 +90,8 @@ class InspectService(inspect_pb2_grpc.InspectServiceServicer):
             pool_count=len(self._registry.pools()),
             limits=LIMITS | {"event_bytes_kept_max": self._registry.event_bytes_kept_max},
             hash_algorithms=tuple(HASHES),
+            eviction_policy=self._registry.eviction_policy,
+            eviction_policies=tuple(EVICTION_POLICIES),
         )
 
     async def ListPools(

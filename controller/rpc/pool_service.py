@@ -55,6 +55,7 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
             model_name=spec.model_name,
             block_count=spec.block_count,
             block_size=spec.block_size,
+            eviction_policy=registered.pool.spec.eviction_policy,
             lease_ms=registered.lease_ms,
         )
         return pool_pb2.RegisterPoolResponse(
@@ -65,6 +66,7 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
             hash_algorithm=self._hash_algorithm,
             steps_in_flight_max=STEPS_IN_FLIGHT_MAX,
             tokens_per_sequence_max=TOKENS_PER_SEQUENCE_MAX,
+            eviction_policy=registered.pool.spec.eviction_policy,
         )
 
     async def RenewPool(

@@ -99,7 +99,7 @@ class NaiveCopies(NaiveWindowTwins):
                     freed += self.let_go(own)
                     remaps.append(BlockRemap(handle, 0, index, own, indexed))
         self.free[:0] = freed
-        return tuple(remaps) + self.merge_window_twins()
+        return (*remaps, *self.merge_window_twins())
 
     def keep_source(self, block: BlockId) -> None:
         """Keeps the source of a copy from being handed out; an idle one is used last now."""

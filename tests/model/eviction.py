@@ -11,9 +11,9 @@ def evict(
     pool: NaiveWindowTwins, blocks: set[BlockId], digested: Set[Place] = frozenset()
 ) -> tuple[int, int]:
     """Takes named blocks, the places of named twins, or what is published at places named by
-    their digests, out of the index with all that is behind them (S19), in every group; the place
-    of a named block of a window group goes alone. Sequences that have some share nothing more.
-    Returns how many were dropped, and how many of these are held."""
+    their digests, out of the index with all that is behind them (S19), in every group; a named
+    window block goes alone. Sequences that have some share nothing more. Returns how many were
+    dropped, and how many of these are held."""
     blocks = blocks | {block for block, place in pool.published().items() if place in digested}
     named = {place for place, block in pool.index.items() if block in blocks}
     named |= {pool.place_of_twin(twin) for twin in pool.twin_blocks if twin in blocks}
@@ -21,9 +21,9 @@ def evict(
     windows = {
         key: block
         for key, block in pool.window_index.items()
-        if not blocks.isdisjoint((block, *pool.twins_at(key))) or _is_behind(key[1], named)
+        if not blocks.isdisjoint((block, *pool.window_twins_of(key))) or _is_behind(key[1], named)
     }
-    equal = {twin for key in windows for twin in (windows[key], *pool.twins_at(key))}
+    window_twins = {twin for key in windows for twin in pool.window_twins_of(key)}
     counts = pool.reference_counts()
     held = sum(pool.index[place] in counts for place in doomed)
     held += sum(block in counts for block in windows.values())
@@ -32,7 +32,7 @@ def evict(
         doomed_blocks.update(pool.twins_of(place))
     for sequence in pool.sequences.values():
         at = [index for index, block in enumerate(sequence.table) if block in doomed_blocks]
-        if at or not equal.isdisjoint(sequence.held_blocks()):
+        if at or not {*windows.values(), *window_twins}.isdisjoint(sequence.held_blocks()):
             sequence.sealed_at = min([sequence.shared_count, *at])
             sequence.cacheable = False
     for place in sorted(doomed, key=len, reverse=True):
@@ -41,10 +41,10 @@ def evict(
     for key, block in windows.items():
         pool.leave_window(block)
         del pool.window_index[key]
-        del pool.window_twins[key]
     # A failure leaves a held window block in its table if it was written.
     for block in doomed_blocks | (set(windows.values()) - counts.keys()):
         del pool.step_of_block[block]
+    pool.window_twins = [twin for twin in pool.window_twins if twin not in window_twins]
     pool.twin_blocks = [twin for twin in pool.twin_blocks if twin not in doomed_blocks]
     return len(doomed) + len(windows), held
 

@@ -72,7 +72,7 @@ class NaiveScheduling(NaiveCopies):
         shared = self.shared_tails(sequence, start) if count + lookahead else []
         if shared:
             self.check_copy(sequence, shared, start)
-        freed = self.left_behind(sequence, min(start - partial_count, known_before))
+        freed = self.left_behind(sequence, min(start, known_before))
         kept = {block for blocks in (*matched, sources) for block in blocks.values()}
         self.check_supply(
             new_block_count=max(fit_count - have, 0) + new_count * len(self.windows) + len(shared),

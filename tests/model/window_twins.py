@@ -1,124 +1,150 @@
-"""The naive pool's equal blocks of window groups (S15 in each group of S23)."""
+"""Equal blocks of the naive pool's window groups (S15): as in the group of full attention.
 
-from collections.abc import Iterator
+Of several twins that may take places at once the one that has been a twin for longest comes first.
+"""
 
-from prefixd.controller.core.messages import BlockId, BlockRemap, Handle, PoolSpec
-from tests.model.sequence import NaiveSequence
-from tests.model.windows import Key, NaiveWindows
+from prefixd.controller.core.messages import BlockId, BlockRemap, PoolSpec
+from tests.model.sequence import NaiveSequence, Place
+from tests.model.windows import NaiveWindows
+
+Key = tuple[int, Place]
+"""A group and a place."""
 
 
 class NaiveWindowTwins(NaiveWindows):
-    """A naive pool that keeps the blocks of its window groups that equal indexed ones.
+    """A naive pool that lets twins of window blocks take their places.
 
-    `window_twins` has the twins of a place, oldest first; each is a full block of a table. As with
-    full attention, a written twin takes the place of an idle or unwritten block, and the last
-    holder of an indexed block hands the place to a written twin. No block of these groups stands
-    behind another, so no twin refreshes anything.
+    `window_twins` are the twins of all window groups, oldest first. Each is a complete block of a
+    table; what a fork has of a block that only its parent had complete is none any more.
     """
 
     def __init__(self, spec: PoolSpec) -> None:
         super().__init__(spec)
-        self.window_twins: dict[Key, list[BlockId]] = {}
+        self.window_twins: list[BlockId] = []
 
-    def twins_at(self, key: Key) -> list[BlockId]:
-        """Returns the twins of a place, oldest first."""
-        return self.window_twins.setdefault(key, [])
-
-    def full_blocks(self, sequence: NaiveSequence) -> Iterator[tuple[Key, int, BlockId]]:
-        """Gives the window blocks of a table that stand for places, with place and table index."""
-        for index in range(sequence.shared_count):
+    def key_of_window_twin(self, twin: BlockId) -> Key | None:
+        """Returns where a twin stands; None where no table has it complete."""
+        for sequence in self.sequences.values():
             for group, table in sequence.window_tables.items():
-                if table[index]:
-                    yield (group, sequence.place(index)), index, table[index]
+                if twin in table[: sequence.completed]:
+                    return (group, sequence.place(table.index(twin)))
+        return None
 
-    def enter_window(self, key: Key, block: BlockId, *, step_id: int) -> None:
-        """Lets a full block have its place, or become a twin."""
-        super().enter_window(key, block, step_id=step_id)
-        if self.window_index[key] != block:
-            self.twins_at(key).append(block)
-            self._settle(key, block)
+    def window_twins_of(self, key: Key) -> list[BlockId]:
+        """Returns the twins of a group's place, oldest first."""
+        return [twin for twin in self.window_twins if self.key_of_window_twin(twin) == key]
 
-    def settle_twins(self) -> None:
-        """Lets twins of all groups that have just been written take places, the oldest first."""
-        super().settle_twins()
-        ages = list(self.step_of_block)
-        twins = [(twin, key) for key, twins in self.window_twins.items() for twin in twins]
-        for twin, key in sorted(twins, key=lambda one: ages.index(one[0])):
-            if self.step_of_block[twin] == self.executed_step_id:
-                self._settle(key, twin)
+    def _written_of(self, key: Key) -> list[BlockId]:
+        return [
+            twin
+            for twin in self.window_twins_of(key)
+            if twin in self.step_of_block and self.is_written(twin)
+        ]
 
-    def _settle(self, key: Key, twin: BlockId) -> None:
-        other = self.window_index[key]
-        is_idle = other in self.free
-        if not self.is_written(twin) or (self.is_written(other) and not is_idle):
+    def _index_window_twin(self, key: Key, twin: BlockId) -> None:
+        self.window_index[key] = twin
+        self.window_twins.remove(twin)
+
+    # Coming.
+
+    def enter_window(self, key: Key, block: BlockId) -> None:
+        """Lets a complete block have its place, or be a twin."""
+        other = self.window_index.setdefault(key, block)
+        if other == block:
             return
-        self._hand_over(key, twin)
-        if is_idle:
-            del self.step_of_block[other]
-            self.leave_window(other)
-            self.standing.pop(other, None)
+        self.window_twins.append(block)
+        if self.is_written(block):
+            self._settle_window(key, block)
+
+    def _settle_window(self, key: Key, twin: BlockId) -> None:
+        other = self.window_index[key]
+        if other in self.free:
+            self._index_window_twin(key, twin)
             self.free.remove(other)
             self.free.insert(0, other)
-        else:
-            self.twins_at(key).append(other)
+            self.standing.pop(other, None)
+            self.leave_window(other)
+            del self.step_of_block[other]
+        elif not self.is_written(other):
+            self._index_window_twin(key, twin)
+            self.window_twins.append(other)
 
-    def _hand_over(self, key: Key, twin: BlockId) -> None:
-        self.twins_at(key).remove(twin)
-        self.window_index[key] = twin
+    def settle_twins(self) -> None:
+        """Lets twins that have just been written take places, in every group."""
+        super().settle_twins()
+        for twin in list(self.window_twins):
+            key = self.key_of_window_twin(twin)
+            if key is not None and self.is_written(twin):
+                self._settle_window(key, twin)
 
-    def stays_cached(self, block: BlockId) -> bool:
-        """Tells whether a block keeps its place, now that no table has it."""
-        for key, other in self.window_index.items():
-            if other == block:
-                written = [twin for twin in self.twins_at(key) if self.is_written(twin)]
-                if written:
-                    self._hand_over(key, written[0])
-                return not written
+    # Going.
+
+    def is_cached_still(self, block: BlockId) -> bool:
+        """Tells whether a window block that no table has any more stands for a place, after it has
+        handed that to a written twin."""
+        if block in self.window_twins:
+            self.window_twins.remove(block)
+        for key, indexed in self.window_index.items():
+            if indexed == block:
+                written = self._written_of(key)
+                if not written:
+                    return True
+                self._index_window_twin(key, written[0])
+                return False
         return False
 
-    def let_go_windows(self, blocks: list[BlockId]) -> None:
-        """Takes back window blocks; what no table has as a full block is no twin any more."""
-        full = {
-            block
-            for sequence in self.sequences.values()
-            for _, _, block in self.full_blocks(sequence)
-        }
-        for twins in self.window_twins.values():
-            twins[:] = [twin for twin in twins if twin in full or twin not in blocks]
-        super().let_go_windows(blocks)
+    def leave_table(self, block: BlockId) -> None:
+        """Takes note that a window block has left a table while others still have it."""
+        if block in self.window_twins and self.key_of_window_twin(block) is None:
+            self.window_twins.remove(block)
 
     def evict_window(self, key: Key) -> None:
-        """Gives up a place's block; the oldest twin, which is still unwritten, gets the place."""
-        twins = self.twins_at(key)
+        """Takes a block for new use; its place goes to its oldest twin."""
+        twins = self.window_twins_of(key)
         if twins:
-            self._hand_over(key, twins[0])
+            self._index_window_twin(key, twins[0])
         else:
             super().evict_window(key)
 
-    def cut_tables(self) -> dict[Handle, int]:
-        """Takes back what the unexecuted steps scheduled."""
-        for twins in self.window_twins.values():
-            twins[:] = [twin for twin in twins if self.is_written(twin)]
-        return super().cut_tables()
+    def forget_blocks(self, blocks: set[BlockId]) -> None:
+        """Takes blocks of any group out of the index, and unwritten twins from among the twins."""
+        super().forget_blocks(blocks)
+        self.window_twins = [twin for twin in self.window_twins if self.is_written(twin)]
 
     def set_model_version(self, model_version: str) -> int:
-        """Forgets the twins of other versions."""
+        """Drops the blocks of other versions: what equals them is private now (S4)."""
         if model_version != self.model_version:
             self.window_twins.clear()
         return super().set_model_version(model_version)
 
+    # Merging.
+
     def merge_window_twins(self) -> tuple[BlockRemap, ...]:
-        """Gives up every written twin for the indexed block of its place, table by table."""
+        """Gives up every written twin for the block of its place."""
         remaps: list[BlockRemap] = []
-        merged: list[BlockId] = []
-        for handle in sorted(self.sequences):
-            sequence = self.sequences[handle]
-            for key, index, own in list(self.full_blocks(sequence)):
-                if own in self.twins_at(key) and self.is_written(own):
-                    indexed = self.window_index[key]
-                    assert self.is_written(indexed)
-                    sequence.window_tables[key[0]][index] = indexed
-                    remaps.append(BlockRemap(handle, key[0], index, own, indexed))
-                    merged.append(own)
-        self.let_go_windows(list(dict.fromkeys(merged)))
+        freed: list[BlockId] = []
+        for sequence in (self.sequences[handle] for handle in sorted(self.sequences)):
+            for index in range(sequence.completed):
+                remaps += self._merge_at(sequence, index, freed)
+        for remap in remaps:
+            self.leave_table(remap.old_block_id)
+        self.free[:0] = freed
         return tuple(remaps)
+
+    def _merge_at(
+        self, sequence: NaiveSequence, index: int, freed: list[BlockId]
+    ) -> list[BlockRemap]:
+        remaps: list[BlockRemap] = []
+        for group, table in sequence.window_tables.items():
+            own = table[index]
+            if own not in self.window_twins or not self.is_written(own):
+                continue
+            indexed = self.window_index[group, sequence.place(index)]
+            table[index] = indexed
+            remaps.append(BlockRemap(sequence.handle, group, index, own, indexed))
+            if own not in self.reference_counts():
+                self.window_twins.remove(own)
+                self.leave_window(own)
+                del self.step_of_block[own]
+                freed.append(own)
+        return remaps

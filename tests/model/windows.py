@@ -9,7 +9,6 @@ Choices that the rules leave open, and that the core has made:
   position at which it goes on, since drafts may be rolled back to there.
 - Blocks are taken group by group, copies before new blocks; they are released and freed group by
   group, too. Of freed blocks the last one has been used last.
-- A partial match may be given up, so what its copy would leave behind is not freed with it.
 - A prompt is admitted by what its full-attention group will need in all, and by what the window
   groups need for the chunk at hand: later chunks use again what the windows leave behind.
 """
@@ -30,9 +29,6 @@ from tests.model.naive import Matched
 from tests.model.policies import NaiveClaim, NaiveEviction
 from tests.model.sequence import NaiveSequence, Place
 
-Key = tuple[int, Place]
-"""A place in a group."""
-
 
 class NaiveWindows(NaiveEviction):
     """A naive pool with window groups behind its full-attention group.
@@ -49,7 +45,7 @@ class NaiveWindows(NaiveEviction):
             for group, one in enumerate(spec.groups)
             if one.kind is GroupKind.SLIDING_WINDOW
         }
-        self.window_index: dict[Key, BlockId] = {}
+        self.window_index: dict[tuple[int, Place], BlockId] = {}
         self.window_claims: dict[BlockId, NaiveClaim] = {}
 
     # What can be seen.
@@ -63,7 +59,7 @@ class NaiveWindows(NaiveEviction):
                     counts[block] = counts.get(block, 0) + 1
         return counts
 
-    def indexed(self) -> dict[BlockId, Key]:
+    def indexed(self) -> dict[BlockId, tuple[int, Place]]:
         """Returns the blocks of the index of all groups, each with its group and place."""
         blocks = {block: (0, place) for place, block in self.index.items()}
         return blocks | {block: key for key, block in self.window_index.items()}
@@ -158,8 +154,8 @@ class NaiveWindows(NaiveEviction):
         uncached: list[BlockId] = []
         for block in blocks:
             if block in self.reference_counts():
-                continue
-            if self.stays_cached(block):
+                self.leave_table(block)
+            elif self.is_cached_still(block):
                 self.rest(block)
             else:
                 self.step_of_block.pop(block, None)
@@ -167,9 +163,12 @@ class NaiveWindows(NaiveEviction):
                 uncached.append(block)
         self.free[:0] = uncached
 
-    def stays_cached(self, block: BlockId) -> bool:
-        """Tells whether a block that no table has any more is still of use to the index."""
+    def is_cached_still(self, block: BlockId) -> bool:
+        """Tells whether a window block that no table has any more stands for a place."""
         return block in self.window_index.values()
+
+    def leave_table(self, block: BlockId) -> None:
+        """Takes note that a window block has left a table while others still have it."""
 
     def has_window(self, sequence: NaiveSequence, token_count: int) -> bool:
         """Tells whether tables hold what a query behind so many tokens attends to."""
@@ -242,12 +241,12 @@ class NaiveWindows(NaiveEviction):
             if block in taken:
                 self.statistics.evicted_block_count += 1
                 self.leave_window(block)
-                del self.step_of_block[block]
                 self.evict_window(key)
+                del self.step_of_block[block]
         return taken
 
-    def evict_window(self, key: Key) -> None:
-        """Takes a place's block out of the index, for new use."""
+    def evict_window(self, key: tuple[int, Place]) -> None:
+        """Takes the block of a group's place for new use."""
         del self.window_index[key]
 
     def complete_blocks(self, sequence: NaiveSequence) -> None:
@@ -258,19 +257,16 @@ class NaiveWindows(NaiveEviction):
         if not sequence.cacheable:
             return
         for index in range(first, sequence.completed):
-            place = sequence.place(index)
-            steps = sequence.scheduled_by[index * size : (index + 1) * size]
             for group, table in sequence.window_tables.items():
-                block = table[index]
-                if block and self.window_index.get((group, place)) != block:
-                    self.enter_window((group, place), block, step_id=max(steps))
+                block, key = table[index], (group, sequence.place(index))
+                if not block or self.window_index.get(key) == block:
+                    continue
+                steps = sequence.scheduled_by[index * size : (index + 1) * size]
+                self.step_of_block[block] = max(steps)
+                self.enter_window(key, block)
 
-    def enter_window(self, key: Key, block: BlockId, *, step_id: int) -> None:
-        """Lets a full block have its place, unless an equal one has it."""
-        if block not in self.step_of_block or self.is_written(block):
-            # The last of the blocks that are to be written: it may have been full in another table.
-            self.step_of_block.pop(block, None)
-        self.step_of_block[block] = step_id
+    def enter_window(self, key: tuple[int, Place], block: BlockId) -> None:
+        """Lets a complete block have its place."""
         self.window_index.setdefault(key, block)
 
     def release(self, sequence: NaiveSequence, *, kept_block_count: int) -> None:

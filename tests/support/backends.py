@@ -1,15 +1,17 @@
-"""The attention backends as parameters of tests."""
+"""The attention backends as parameters of tests, and passes for them."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import pytest
 import torch
+from torch import Tensor
 
-from prefixd.worker.attention.batch import AttentionBatch
+from bench.cascade import WithoutCascade
+from prefixd.worker.attention.batch import AttentionBatch, SequenceRows, pack_tables
 from prefixd.worker.attention.registry import BACKENDS, create_backend
-from prefixd.worker.attention.sdpa import SdpaBackend, SdpaPlan
 from prefixd.worker.attention.seam import AttentionBackend
 
 CAN_RUN_TRITON = torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
@@ -25,14 +27,6 @@ def every_backend() -> list[object]:
     ]
 
 
-class WithoutCascade(SdpaBackend):
-    """The torch backend with a fused attention for each decode row, as for any others."""
-
-    def plan(self, batch: AttentionBatch) -> SdpaPlan:
-        """Nothing is read for several rows at once."""
-        return SdpaPlan(batch, batch.sequences, None)
-
-
 WITHOUT_CASCADE = "torch-without-cascade"
 
 
@@ -44,3 +38,10 @@ def contract_backends() -> list[object]:
 def contract_backend(name: str) -> AttentionBackend:
     """Makes one of `contract_backends`."""
     return WithoutCascade() if name == WITHOUT_CASCADE else create_backend(name)
+
+
+def build_batch(
+    slots: Tensor, sequences: Sequence[SequenceRows], *, block_size: int
+) -> AttentionBatch:
+    """A pass whose rows are stored to ``slots``, with the packed tables of its sequences."""
+    return AttentionBatch(slots, tuple(sequences), pack_tables(sequences), block_size)

@@ -119,10 +119,12 @@ def fork_entry(parent: int, child: int, *, token_count: int) -> cache_pb2.StepEn
 
 
 def close_entry(
-    handle: int, reason: types_pb2.CloseReason.ValueType = types_pb2.CLOSE_REASON_FINISHED
+    handle: int,
+    reason: types_pb2.CloseReason.ValueType = types_pb2.CLOSE_REASON_FINISHED,
+    **fields: Any,
 ) -> cache_pb2.StepEntry:
     """Makes a close entry."""
-    return cache_pb2.StepEntry(close=cache_pb2.CloseEntry(handle=handle, reason=reason))
+    return cache_pb2.StepEntry(close=cache_pb2.CloseEntry(handle=handle, reason=reason, **fields))
 
 
 class Driver:

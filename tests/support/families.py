@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import transformers
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -90,22 +91,31 @@ class Family:
         shape: small sizes in the family's own words.
         has_experts: whether a pass's tokens are shared out among experts, so that on no backend
             the bits of a row are its own.
+        since: the release of transformers whose code for it is meant.
     """
 
     model_type: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     shape: Mapping[str, Any] = field(default_factory=lambda: SHAPE)
     has_experts: bool = False
+    since: tuple[int, int] = (5, 17)
 
     def config(self) -> PreTrainedConfig:
         """A fresh configuration; skips the test where the installed transformers lacks it."""
         if self.model_type not in CONFIG_MAPPING:
             pytest.skip(f"this transformers has no {self.model_type}")
+        if tuple(map(int, transformers.__version__.split(".")[:2])) < self.since:
+            pytest.skip(f"this transformers is too old for {self.model_type}")
         return AutoConfig.for_model(self.model_type, **{**self.shape, **self.settings})
 
 
 def _gpt(model_type: str, **settings: Any) -> Family:
     return Family(model_type, settings, GPT_SHAPE)
+
+
+def _new_gpt(model_type: str, **settings: Any) -> Family:
+    """One whose attention could not be replaced in older releases."""
+    return Family(model_type, settings, GPT_SHAPE, since=(5, 24))
 
 
 def _experts(model_type: str, **settings: Any) -> Family:
@@ -184,14 +194,14 @@ FAMILIES: dict[str, Family] = {
     "stablelm": Family("stablelm"),
     # GPT-2's kin.
     "biogpt": Family("biogpt"),
-    "codegen": _gpt("codegen", rotary_dim=8, n_ctx=256),
+    "codegen": _new_gpt("codegen", rotary_dim=8, n_ctx=256),
     "ctrl": Family("ctrl", {"dff": 96}, GPT_SHAPE),
     "gpt2": _gpt("gpt2"),
     "gpt2_unscaled": _gpt("gpt2", scale_attn_weights=False, scale_attn_by_inverse_layer_idx=True),
-    "gpt_bigcode": _gpt("gpt_bigcode"),
-    "gpt_bigcode_kv_head_per_query_head": _gpt("gpt_bigcode", multi_query=False),
+    "gpt_bigcode": _new_gpt("gpt_bigcode"),
+    "gpt_bigcode_kv_head_per_query_head": _new_gpt("gpt_bigcode", multi_query=False),
     "gpt_neox": Family("gpt_neox"),
-    "gptj": _gpt("gptj", rotary_dim=8),
+    "gptj": _new_gpt("gptj", rotary_dim=8),
     "opt": Family("opt", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
     # Windows, in every layer or in some.
     "cohere2": Family("cohere2", {"logit_scale": 1.0, **_MIXED_LAYERS}),

@@ -30,23 +30,11 @@ from prefixd.worker.model.kv_cache import PagedKv
 from prefixd.worker.model.loaded import LoadedModel
 from prefixd.worker.model.loader import load_folder
 from prefixd.worker.model.runner import ModelRunner
+from tests.support.families import SHAPE
 
 CPU = torch.device("cpu")
 
-# Wide initial weights make attention far from uniform, so that a wrong mask shows.
-_SHAPE: dict[str, Any] = {
-    "vocab_size": 160,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.2,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
+_SHAPE: dict[str, Any] = {**SHAPE, "num_hidden_layers": 3}
 
 
 def llama_config(**changes: Any) -> PreTrainedConfig:
@@ -240,3 +228,39 @@ class PagedHarness:
     def whole(self, token_ids: Sequence[int], block_ids: Sequence[int]) -> Tensor:
         """Logits of a whole sequence in one pass."""
         return self.run(self.chunk(token_ids, block_ids, 0, len(token_ids)))[0]
+
+
+class GroupedHarness(PagedHarness):
+    """The same for models of any number of KV groups, called as if there were one.
+
+    A block id names a block of its own in each group, and no group holds blocks that its window has
+    left behind.
+    """
+
+    BLOCKS_PER_GROUP = 64
+
+    def __init__(self, model: LoadedModel, *, backend: str, kv_dtype: torch.dtype) -> None:
+        block_count = self.BLOCKS_PER_GROUP * len(model.groups)
+        super().__init__(model, backend=backend, block_count=block_count, kv_dtype=kv_dtype)
+
+    def chunk(
+        self, token_ids: Sequence[int], block_ids: Sequence[int], start: int, end: int
+    ) -> Chunk:
+        """Tokens [start, end) of a sequence, all wanting logits."""
+        tables = []
+        for index, group in enumerate(self.model.groups):
+            first = group.first_read_block(start, block_size=self.kv.block_size)
+            held = [self._of_group(index, block_id) for block_id in block_ids[first:]]
+            tables.append([0] * min(first, len(block_ids)) + held)
+        return self.chunk_of_groups(token_ids, tables, start, end)
+
+    def copies(self, source: int, target: int, token_count: int) -> list[BlockCopy]:
+        """The first tokens of a block to another, in every group."""
+        return [
+            BlockCopy(self._of_group(index, source), self._of_group(index, target), token_count)
+            for index in range(len(self.model.groups))
+        ]
+
+    def _of_group(self, index: int, block_id: int) -> int:
+        assert 0 < block_id < self.BLOCKS_PER_GROUP, block_id
+        return index * self.BLOCKS_PER_GROUP + block_id

@@ -99,6 +99,14 @@ IMPORT_RULES = (
         ),
         "clients share the proto with the servers, and nothing else",
     ),
+    ImportRule(
+        "bench/gpu_parts",
+        frozenset(
+            {"cbor2", "google", "grpc", "rich", "structlog", "typer", "xxhash"}
+            | {"prefixd.clients", "prefixd.controller", "prefixd.v1", "prefixd.worker.rpc"}
+        ),
+        "a machine with a GPU may have torch, triton and transformers only",
+    ),
 )
 
 

@@ -71,14 +71,6 @@ class AttentionBatch:
         return torch.from_numpy(slots).to(self.slots.device)
 
 
-def build_batch(
-    slots: Tensor, sequences: Sequence[SequenceRows], *, block_size: int, group_index: int = 0
-) -> AttentionBatch:
-    """Packs the block tables of the sequences into one array beside ``slots``."""
-    tables = pack_tables(sequences)
-    return AttentionBatch(slots, tuple(sequences), tables, block_size, group_index)
-
-
 def pack_tables(sequences: Sequence[SequenceRows]) -> NDArray[np.int32]:
     """The block tables of sequences: int32 (sequences, blocks of the longest), 0 behind the end."""
     block_count_max = max((len(rows.block_ids) for rows in sequences), default=0)

@@ -75,6 +75,15 @@ class DecodeCascade:
         """Columns of the scores that branches fill, by position; those of twigs come behind."""
         return max((branch.stretch.end_position for branch in self.branches), default=0)
 
+    @property
+    def has_gaps(self) -> bool:
+        """Whether branches leave some of their columns free in some rows."""
+        filled = sum(
+            (branch.end_row - branch.first_row) * branch.stretch.token_count
+            for branch in self.branches
+        )
+        return filled < len(self.rows) * self.branch_column_count
+
     def attend(self, query: Tensor, layer: LayerKv, traits: LayerTraits) -> Tensor:
         """Attends with the decode rows over their whole contexts (no window).
 
@@ -89,7 +98,8 @@ class DecodeCascade:
         assert traits.window_token_count is None, traits
         row_count, kv_head_count = len(self.rows), layer.head_count
         # (kv heads, rows, query heads of each, width)
-        packed = query[self.rows].view(row_count, kv_head_count, -1, query.shape[-1])
+        packed = query[self.rows].mul_(traits.scaling)
+        packed = packed.view(row_count, kv_head_count, -1, query.shape[-1])
         packed = packed.transpose(0, 1).contiguous()
         weights = self._weights(packed, layer, traits).to(query.dtype)
         output = self._twig_output(weights[..., self.branch_column_count :], layer)
@@ -106,7 +116,9 @@ class DecodeCascade:
         """Softmax of the scores, zero where a row sees nothing: (kv heads, rows, heads, columns)"""
         twig_start = self.branch_column_count
         shape = torch.Size((*packed.shape[:3], twig_start + self.twigs.length))
-        scores = self._scores.tensor(shape, torch.float32, packed.device).fill_(-torch.inf)
+        scores = self._scores.tensor(shape, torch.float32, packed.device)
+        if self.has_gaps:
+            scores.fill_(-torch.inf)
         for branch in self.branches:
             rows = slice(branch.first_row, branch.end_row)
             columns = slice(branch.stretch.first_position, branch.stretch.end_position)
@@ -117,7 +129,6 @@ class DecodeCascade:
                 into=scores[:, rows].flatten(1, 2)[..., columns],
             )
         scores[..., twig_start:] = self._twig_scores(packed, layer)
-        scores.mul_(traits.scaling)
         if traits.softcap is not None:
             hidden = scores.isneginf()
             scores.div_(traits.softcap).tanh_().mul_(traits.softcap)
@@ -132,16 +143,22 @@ class DecodeCascade:
     def _twig_scores(self, packed: Tensor, layer: LayerKv) -> Tensor:
         """Products, minus infinity at padding: (kv heads, rows, heads, length)."""
         keys = self._buffer.keys(layer, self.twigs.slots, packed.dtype)
-        keys = keys.view(packed.shape[1], self.twigs.length, *keys.shape[1:])
-        products = torch.matmul(packed.transpose(0, 1), keys.permute(0, 2, 3, 1))
+        products = torch.matmul(packed.transpose(0, 1), self._by_head(keys).transpose(2, 3))
         products.masked_fill_(self.twigs.is_padding[:, None, None], -torch.inf)
         return products.transpose(0, 1)
 
     def _twig_output(self, weights: Tensor, layer: LayerKv) -> Tensor:
         """Sums (kv heads, rows, heads, length) over V: (kv heads, rows, heads, value width)."""
         values = self._buffer.values(layer, self.twigs.slots, weights.dtype)
-        values = values.view(weights.shape[1], self.twigs.length, *values.shape[1:])
-        return torch.matmul(weights.transpose(0, 1), values.transpose(1, 2)).transpose(0, 1)
+        return torch.matmul(weights.transpose(0, 1), self._by_head(values)).transpose(0, 1)
+
+    def _by_head(self, twigs: Tensor) -> Tensor:
+        """(decode rows * length, kv heads, width) as (decode rows, kv heads, length, width).
+
+        Contiguous, for a product would copy it otherwise, and turn it around element by element.
+        """
+        by_row = twigs.view(len(self.rows), self.twigs.length, *twigs.shape[1:])
+        return by_row.transpose(1, 2).contiguous()
 
 
 def _multiply(left: Tensor, right: Tensor, *, into: Tensor) -> None:

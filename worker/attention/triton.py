@@ -89,7 +89,7 @@ class TritonPlan:
     def _work_for(self, sizes: PlanSizes, layer: LayerKv) -> WorkTensors:
         if sizes not in self._work:
             block_count = layer.slot_count // self.batch.block_size
-            layout = _layout_of(self.batch, block_count=block_count)
+            layout = layout_of(self.batch, block_count=block_count)
             work = _planner(self.planners, self.batch, sizes).plan(layout)
             self._work[sizes] = work_tensors(layout, work, device=layer.keys.device)
         return self._work[sizes]
@@ -143,7 +143,7 @@ class StaticTritonPlan:
         return self._buffers[sizes].tensors
 
     def _fill(self, buffers: WorkBuffers, batch: AttentionBatch, sizes: PlanSizes) -> None:
-        layout = _layout_of(batch, block_count=buffers.tensors.block_count)
+        layout = layout_of(batch, block_count=buffers.tensors.block_count)
         buffers.load(layout, _planner(self._planners, batch, sizes).plan(layout))
 
 
@@ -172,7 +172,8 @@ def _planner(
     return planners.setdefault((batch.group_index, sizes), Planner(sizes))
 
 
-def _layout_of(batch: AttentionBatch, *, block_count: int) -> PassLayout:
+def layout_of(batch: AttentionBatch, *, block_count: int) -> PassLayout:
+    """A pass as the planner takes it, in a pool of so many blocks, block 0 included."""
     sequences = batch.sequences
     return PassLayout(
         batch.block_tables,

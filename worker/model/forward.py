@@ -1,7 +1,8 @@
 """What one forward pass is asked to do, as plain data (no tensors, no protobuf)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,26 +92,21 @@ def flatten(chunks: Sequence[Chunk], copies: Sequence[BlockCopy] = ()) -> Forwar
     A chunk that reads a block which another chunk of the same pass writes is fine, in any order:
     in each layer every token of the pass is stored before any row attends.
     """
-    starts: list[int] = []
-    positions: list[NDArray[np.int64]] = []
-    logit_rows: list[NDArray[np.int64]] = []
-    row = 0
-    for chunk in chunks:
-        count = len(chunk.token_ids)
+    counts = [len(chunk.token_ids) for chunk in chunks]
+    for chunk, count in zip(chunks, counts, strict=True):
         assert count > 0, "a chunk holds at least one token"
         for slots in chunk.slots:
             assert count == len(slots), f"{count} tokens, {len(slots)} slots"
         assert 0 <= chunk.logit_token_count <= count, chunk.logit_token_count
-        end = chunk.start_position + count
-        starts.append(row)
-        positions.append(np.arange(chunk.start_position, end, dtype=np.int64))
-        logit_rows.append(np.arange(row + count - chunk.logit_token_count, row + count))
-        row += count
+    ends = list(accumulate(counts))
+    starts = [end - count for end, count in zip(ends, counts, strict=True)]
+    logit_counts = [chunk.logit_token_count for chunk in chunks]
+    logit_starts = [end - count for end, count in zip(ends, logit_counts, strict=True)]
     return ForwardPass(
-        token_ids=_concatenate([np.asarray(c.token_ids, dtype=np.int64) for c in chunks]),
-        positions=_concatenate(positions),
+        token_ids=_flat(chunk.token_ids for chunk in chunks),
+        positions=_runs([chunk.start_position for chunk in chunks], counts),
         groups=_group_rows(chunks, starts),
-        logit_rows=_concatenate(logit_rows),
+        logit_rows=_runs(logit_starts, logit_counts),
         copies=tuple(copies),
         lora_names=tuple(chunk.lora_name for chunk in chunks),
     )
@@ -130,9 +126,19 @@ def _group_rows(chunks: Sequence[Chunk], starts: Sequence[int]) -> tuple[GroupRo
             )
             for row, chunk, table in zip(starts, chunks, tables, strict=True)
         )
-        groups.append(GroupRows(_concatenate([np.asarray(s, np.int64) for s in slots]), sequences))
+        groups.append(GroupRows(_flat(slots), sequences))
     return tuple(groups)
 
 
-def _concatenate(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-    return np.concatenate(parts).astype(np.int64, copy=False) if parts else np.zeros(0, np.int64)
+def _flat(parts: Iterable[Sequence[int]]) -> NDArray[np.int64]:
+    """Numbers of all parts, one part behind the other."""
+    return np.array(list(chain.from_iterable(parts)), np.int64)
+
+
+def _runs(starts: Sequence[int], counts: Sequence[int]) -> NDArray[np.int64]:
+    """For each run the numbers from its start on, one run behind the other."""
+    lengths = np.array(counts, np.int64)
+    ends = np.cumsum(lengths)
+    shifts = np.array(starts, np.int64) - (ends - lengths)
+    numbers: NDArray[np.int64] = np.arange(sum(counts)) + np.repeat(shifts, lengths)
+    return numbers

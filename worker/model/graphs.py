@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -66,9 +66,22 @@ class CudaGraphRecorder:
             recording = torch.cuda.graph(
                 graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
             )
-            with _without_collection(), recording:
-                run()
+            try:
+                with _without_collection(), recording:
+                    run()
+            except RuntimeError:
+                self._abandon()
+                raise
         return graph
+
+    def _abandon(self) -> None:
+        """Ends a recording that failed for torch's allocator, too.
+
+        torch before 2.12 leaves it waiting for the end, in which state it gives no memory back;
+        later releases raise, for there is nothing left to end.
+        """
+        with suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
 
     def mark(self) -> None:
         """See `GraphRecorder`."""

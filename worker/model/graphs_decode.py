@@ -1,6 +1,5 @@
 """Passes of decode from recordings: one replay computes the pass, another draws its tokens."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,7 +21,7 @@ from prefixd.worker.model.graphs import (
 from prefixd.worker.model.kv_cache import PagedKv
 from prefixd.worker.model.loaded import LoadedModel, call_network
 from prefixd.worker.model.paging import paged_handler, places_of
-from prefixd.worker.sampling import Draw, DrawField, draw_parameters, draw_rows
+from prefixd.worker.sampling import Draw, DrawField, choose, draw_parameters, draw_rows
 
 
 class StaticRows:
@@ -34,10 +33,11 @@ class StaticRows:
     Attributes:
         token_ids, positions: int64 (rows,), inputs.
         group_slots: int64 (rows,) for each KV group, inputs.
-        parameters: float64 (fields, rows), how tokens are drawn.
-        logits: float32 (rows, vocabulary), what a pass computes.
-        chosen_token_ids: int64 (rows,), the likeliest tokens, or those drawn.
+        logits: float32 (rows + 1, vocabulary), what a pass computes; the last row is nobody's.
+        chosen_token_ids: int64 (rows + 1,), the likeliest tokens, or those drawn; likewise.
         row_indices: int64 (rows,), 0, 1, 2, ...
+        drawn_rows: int64 (rows,), which rows are drawn, padded with nobody's row.
+        parameters: float64 (fields, rows), how each of them is drawn.
     """
 
     def __init__(
@@ -49,13 +49,15 @@ class StaticRows:
         self._inputs = torch.zeros(shape, dtype=torch.int64, device=device)
         self.token_ids, self.positions, *group_slots = self._inputs.unbind()
         self.group_slots = tuple(group_slots)
-        shape = (len(DrawField), row_count)
-        self._host_parameters = torch.ones(shape, dtype=torch.float64, pin_memory=is_pinned)
-        self.parameters = torch.ones(shape, dtype=torch.float64, device=device)
-        shape = (row_count, vocabulary_size)
-        self.logits = torch.zeros(shape, dtype=torch.float32, device=device)
-        self.chosen_token_ids = torch.zeros(row_count, dtype=torch.int64, device=device)
+        self.logits = torch.zeros((row_count + 1, vocabulary_size), device=device)
+        self.chosen_token_ids = torch.zeros(row_count + 1, dtype=torch.int64, device=device)
         self.row_indices = torch.arange(row_count, device=device)
+        # Row indices are exact in float64, so one transfer brings all that draws need.
+        shape = (1 + len(DrawField), row_count)
+        self._host_draws = torch.ones(shape, dtype=torch.float64, pin_memory=is_pinned)
+        self._draws = torch.ones(shape, dtype=torch.float64, device=device)
+        self.drawn_rows = torch.full((row_count,), row_count, device=device)
+        self.parameters = self._draws[1:]
 
     def load(self, forward: ForwardPass) -> None:
         """Brings the tokens of a pass in, and where they are stored."""
@@ -67,10 +69,14 @@ class StaticRows:
             row[:count] = group.slots
         self._inputs.copy_(self._host, non_blocking=True)
 
-    def load_draws(self, draws: Sequence[Draw]) -> None:
-        """Brings in how a token is drawn for each row."""
-        self._host_parameters.numpy()[:, : len(draws)] = draw_parameters(draws)
-        self.parameters.copy_(self._host_parameters, non_blocking=True)
+    def load_draws(self, rows: Sequence[int], draws: Sequence[Draw]) -> None:
+        """Brings in which rows are drawn, and how."""
+        host = self._host_draws.numpy()
+        host[0] = len(self.row_indices)
+        host[0, : len(rows)] = rows
+        host[1:, : len(rows)] = draw_parameters(draws)
+        self._draws.copy_(self._host_draws, non_blocking=True)
+        self.drawn_rows.copy_(self._draws[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,15 +150,35 @@ class DecodeGraphs:
             self._passes[self.sizes[0]] = self._record_pass(self.sizes[0])
             self._draws[self._row_counts[-1]] = self._record_draws(self._row_counts[-1])
 
-    def record(self) -> float:
-        """Records every size; returns the seconds that it took. Stored KV stays what it is."""
-        start_s = time.perf_counter()
+    def record(self) -> None:
+        """Records every size. Stored KV stays what it is.
+
+        Raises:
+            RuntimeError: the device cannot record this.
+        """
+        self.record_passes()
+        self.record_draws()
+
+    def record_passes(self) -> None:
+        """Records passes alone; tokens are drawn operation by operation until draws are, too.
+
+        Raises:
+            RuntimeError: the device cannot record this.
+        """
         with torch.inference_mode():
             for size in self.sizes:
                 self._passes[size] = self._record_pass(size)
-            for row_count in reversed(self._row_counts):
-                self._draws[row_count] = self._record_draws(row_count)
-        return time.perf_counter() - start_s
+
+    def record_draws(self) -> None:
+        """Records draws.
+
+        Raises:
+            RuntimeError: the device cannot record this; none is recorded then.
+        """
+        with torch.inference_mode():
+            self._draws = {
+                row_count: self._record_draws(row_count) for row_count in reversed(self._row_counts)
+            }
 
     def fits(self, forward: ForwardPass) -> bool:
         """Whether a recording computes such a pass: one row per sequence, without adapters."""
@@ -197,12 +223,17 @@ class DecodeGraphs:
 
     def draw(self, draws: Sequence[Draw]) -> Tensor:
         """Chooses a token for each row of the pass that ran last: int64 (rows,)."""
+        chosen = self._rows.chosen_token_ids[: len(draws)]
+        drawn_rows = [row for row, draw in enumerate(draws) if not draw.options.is_greedy]
+        if not drawn_rows:
+            return chosen
+        if not self._draws:
+            return choose(self._rows.logits[: len(draws)], draws)
         with torch.inference_mode():
-            if any(not draw.options.is_greedy for draw in draws):
-                self._rows.load_draws(draws)
-                self._recorder.mark()
-                self._draws[self._padded(len(draws))].replay()
-        return self._rows.chosen_token_ids[: len(draws)]
+            self._rows.load_draws(drawn_rows, [draws[row] for row in drawn_rows])
+            self._recorder.mark()
+            self._draws[self._padded(len(drawn_rows))].replay()
+        return chosen
 
     def _padded(self, row_count: int) -> int:
         return next(count for count in self._row_counts if count >= row_count)
@@ -250,7 +281,8 @@ class DecodeGraphs:
         rows = self._rows
 
         def run() -> None:
-            drawn = draw_rows(rows.logits[:row_count], rows.parameters[:, :row_count])
-            rows.chosen_token_ids[:row_count].copy_(drawn)
+            drawn_rows = rows.drawn_rows[:row_count]
+            drawn = draw_rows(rows.logits[drawn_rows], rows.parameters[:, :row_count])
+            rows.chosen_token_ids.index_copy_(0, drawn_rows, drawn)
 
         return self._recorder.record(run)

@@ -51,8 +51,9 @@ def check_layers(
         reason = _layer_reason(layer, backend)
         if reason is not None:
             raise ModelRefused(model_name=model_name, reason=f"layer {index}: {reason}")
-    if getattr(config, "max_position_embeddings", None) is None:
-        reason = "its configuration states no max_position_embeddings"
+    context_token_count_max = getattr(config, "max_position_embeddings", None)
+    if context_token_count_max is None or context_token_count_max < 1:
+        reason = f"its configuration states max_position_embeddings {context_token_count_max}"
         raise ModelRefused(model_name=model_name, reason=reason)
 
 
@@ -89,6 +90,8 @@ def _rope_types(parameters: object) -> Iterator[str]:
 
 
 def _calls_reason(layers: Sequence[ProbedLayer], *, layer_count: int) -> str | None:
+    if not layer_count:
+        return "it has no layers, so there is no KV to keep"
     if len(layers) != layer_count:
         return f"a forward calls attention {len(layers)} times, but it has {layer_count} layers"
     calls = Counter(layer.module for layer in layers)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.distributed.configuration_utils import DistributedConfig
@@ -24,6 +25,10 @@ from prefixd.worker.model.probe import ProbedLayer, probe_layers
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
 
+_UNREADABLE = (ImportError, OSError, SafetensorError, StrictDataclassError, ValueError)
+"""What transformers raises at files that it cannot read, or that contradict themselves."""
+_OFFLINE = {"local_files_only": True, "trust_remote_code": False}
+"""Nothing is fetched, no code of a folder runs, and nobody is asked on the terminal."""
 _AUTO_MODEL: Any = AutoModelForCausalLM  # its own annotations leave out what is used here
 
 
@@ -96,9 +101,9 @@ def load_config(folder: Path, *, name: str) -> Any:
     if not (folder / "config.json").is_file():
         raise ModelUnavailable(model_name=name, reason=f"{folder} holds no config.json")
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise ModelUnavailable(model_name=name, reason=str(error)) from error
+        config = AutoConfig.from_pretrained(folder, **_OFFLINE)
+    except _UNREADABLE as error:
+        raise ModelUnavailable(model_name=name, reason=f"{folder}: {error}") from error
     check_config(config, model_name=name)
     return config
 
@@ -124,14 +129,20 @@ def load_network(folder: Path, *, name: str, dtype: torch.dtype, **options: Any)
                 folder,
                 dtype=dtype,
                 attn_implementation=ATTENTION_NAME,
-                local_files_only=True,
                 output_loading_info=True,
+                # Told below, with their shapes.
+                ignore_mismatched_sizes=True,
+                **_OFFLINE,
                 **options,
             )
-    except (OSError, SafetensorError, ValueError) as error:
-        raise ModelUnavailable(model_name=name, reason=str(error)) from error
+    except _UNREADABLE as error:
+        raise ModelUnavailable(model_name=name, reason=f"{folder}: {error}") from error
+    # In place of either transformers would go on with random weights.
+    if report["mismatched_keys"]:
+        key, found, expected = sorted(report["mismatched_keys"])[0]
+        shapes = f"{tuple(found)}, but its configuration says {tuple(expected)}"
+        raise ModelUnavailable(model_name=name, reason=f"{folder}: {key} has shape {shapes}")
     if report["missing_keys"]:
-        # transformers would go on with random weights in their place.
         missing = ", ".join(sorted(report["missing_keys"])[:3])
         raise ModelUnavailable(model_name=name, reason=f"{folder} lacks weights: {missing}")
     return network
@@ -153,9 +164,10 @@ def _load_tokenizer(folder: Path, *, model_name: str) -> Any | None:
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         return None
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise ModelUnavailable(model_name=model_name, reason=str(error)) from error
+        return AutoTokenizer.from_pretrained(folder, **_OFFLINE)
+    except _UNREADABLE as error:
+        reason = f"the tokenizer of {folder}: {error}"
+        raise ModelUnavailable(model_name=model_name, reason=reason) from error
 
 
 @contextmanager

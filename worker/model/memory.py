@@ -7,6 +7,28 @@ from pathlib import Path
 MEMINFO_FILE = Path("/proc/meminfo")
 CGROUP_FOLDER = Path("/sys/fs/cgroup")
 
+
+@dataclass(frozen=True, slots=True)
+class CgroupFiles:
+    """Where a control group tells its limit and use of memory, and the name of its file cache."""
+
+    limit: str
+    used: str
+    statistics: str
+    file_cache: str
+
+
+CGROUP_FILES = (
+    CgroupFiles("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    CgroupFiles(
+        "memory/memory.limit_in_bytes",
+        "memory/memory.usage_in_bytes",
+        "memory/memory.stat",
+        "total_inactive_file",
+    ),
+)
+"""Of control groups of version 2, and of version 1."""
+
 KIBIBYTE, MEBIBYTE, GIBIBYTE, TEBIBYTE = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 
 
@@ -126,17 +148,17 @@ def _free_page_byte_count() -> int | None:
 
 def _group_byte_count() -> int | None:
     """What the control group leaves, where the process sees it as the root of its file system."""
-    for limit_name, used_name in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
+    for files in CGROUP_FILES:
         try:
-            limit = (CGROUP_FOLDER / limit_name).read_text(encoding="ascii").strip()
-            used = (CGROUP_FOLDER / used_name).read_text(encoding="ascii").strip()
+            limit = (CGROUP_FOLDER / files.limit).read_text(encoding="ascii").strip()
+            used = (CGROUP_FOLDER / files.used).read_text(encoding="ascii").strip()
+            statistics = (CGROUP_FOLDER / files.statistics).read_text(encoding="ascii")
         except OSError:
             continue
         if limit.isdecimal() and used.isdecimal():
-            return max(0, int(limit) - int(used))
+            # Files that were read count as used, but give way to whoever needs the memory.
+            fields = dict(line.split() for line in statistics.splitlines())
+            return max(0, int(limit) - int(used) + int(fields.get(files.file_cache, 0)))
     return None
 
 

@@ -37,7 +37,7 @@ def largest_pass(model: LoadedModel, limits: SchedulerLimits, *, block_size: int
         count_of_blocks = -(-count // block_size)
         end_block = next_block + len(model.groups) * count_of_blocks
         firsts = range(next_block, end_block, count_of_blocks)
-        chunks.append(_chunk(count, firsts, block_size))
+        chunks.append(_chunk(count, firsts, block_size, logit_token_count=count))
         next_block = end_block
     return flatten(chunks)
 
@@ -110,7 +110,10 @@ def _graph_byte_count(
     *,
     device: torch.device,
 ) -> int:
-    """Memory of all recordings: the largest one's, which the others share, and a bit for each."""
+    """Memory of all recordings: the largest one's, which the others share, and a bit for each.
+
+    None at all where the largest cannot be recorded: whoever is to record tells why.
+    """
 
     def free() -> int:
         torch.cuda.synchronize(device)
@@ -126,7 +129,10 @@ def _graph_byte_count(
         row_count_max=limits.running_sequence_count_max,
         context_token_count_max=model.context_token_count_max,
     )
-    graphs.record_largest()
+    try:
+        graphs.record_largest()
+    except RuntimeError:
+        return 0
     largest = max(0, before - free())
     return largest + graphs.graph_count * GRAPH_OVERHEAD_BYTE_COUNT
 
@@ -143,14 +149,16 @@ def warm_up(runner: ModelRunner) -> None:
         end_block = next_block + group_count * count_of_blocks
         if count <= runner.model.context_token_count_max and end_block <= kv.block_count:
             firsts = range(next_block, end_block, count_of_blocks)
-            chunks.append(_chunk(count, firsts, kv.block_size))
+            chunks.append(_chunk(count, firsts, kv.block_size, logit_token_count=1))
             next_block = end_block
     runner.run(flatten(chunks))
     if kv.block_count > 2:
         runner.copy((BlockCopy(source_block_id=1, target_block_id=2, token_count=1),))
 
 
-def _chunk(token_count: int, first_block_ids: Sequence[int], block_size: int) -> Chunk:
+def _chunk(
+    token_count: int, first_block_ids: Sequence[int], block_size: int, *, logit_token_count: int
+) -> Chunk:
     """The first tokens of a sequence, in consecutive blocks from the first of each KV group."""
     block_count = -(-token_count // block_size)
     return Chunk(
@@ -158,5 +166,5 @@ def _chunk(token_count: int, first_block_ids: Sequence[int], block_size: int) ->
         0,
         [range(first, first + block_count) for first in first_block_ids],
         [range(first * block_size, first * block_size + token_count) for first in first_block_ids],
-        token_count,
+        logit_token_count,
     )

@@ -40,24 +40,33 @@ def probe_layers(
 
     Raises:
         ModelRefused: the model cannot be called with positions and a choice of logit rows, or its
-            forward fails.
+            forward fails, or makes NaN.
     """
     if "logits_to_keep" not in inspect.signature(network.forward).parameters:
         raise ModelRefused(
             model_name=model_name, reason="its forward has no logits_to_keep argument"
         )
     layers: list[ProbedLayer] = []
+    results: list[Tensor] = []
 
     def record(call: AttentionCall) -> Tensor:
         layers.append(_layer_of(call))
+        results.extend((call.query, call.keys, call.values))
         return call.query.new_zeros((*call.query.shape[:2], call.values.shape[-1]))
 
     rows = torch.arange(PROBE_TOKEN_COUNT, device=network.device)
     try:
-        call_network(network, context, record, token_ids=rows, positions=rows, logit_rows=rows[:1])
+        results.append(
+            call_network(
+                network, context, record, token_ids=rows, positions=rows, logit_rows=rows[:1]
+            )
+        )
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         reason = f"a forward of {PROBE_TOKEN_COUNT} tokens fails: {error}"
         raise ModelRefused(model_name=model_name, reason=reason) from error
+    if any(bool(result.isnan().any()) for result in results):
+        reason = f"a forward of {PROBE_TOKEN_COUNT} tokens makes NaN: its weights are damaged"
+        raise ModelRefused(model_name=model_name, reason=reason)
     return tuple(layers)
 
 

@@ -104,11 +104,12 @@ class ModelRunner:
         assert len(draws) == len(forward.logit_rows), "a draw for each row of logits"
         with self._on_device():
             tables = self._begin(forward)
-            is_whole = len(draws) == forward.token_count
-            if self._graphs is None or not (is_whole and self._graphs.fits(forward)):
+            if self._graphs is None or not self._graphs.fits(forward):
                 return choose(self._compute(forward, tables), draws)
-            self._graphs.run(forward, tables)
-            return self._graphs.draw(draws)
+            logits = self._graphs.run(forward, tables)
+            if len(draws) == forward.token_count:
+                return self._graphs.draw(draws)
+            return choose(logits[self._tensor(forward.logit_rows)], draws)
 
     def _begin(self, forward: ForwardPass) -> list[NDArray[np.int32]]:
         """Checks a pass and makes its copies; returns the packed tables of each KV group."""

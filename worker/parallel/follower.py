@@ -26,24 +26,23 @@ LOG_LEVEL = "error"
 
 
 def follow(receive: Callable[[], bytes], answer: Callable[[bytes], None]) -> NoReturn:
-    """Runs passes as rank 0 tells them; the process ends from outside.
+    """Runs passes as rank 0 tells them; rank 0 ends the process.
 
-    What fails is told to rank 0 before it is raised: a rank that could not do its part of a pass
-    is of no more use, and by its end the others notice where they wait for it.
+    A rank that could not do its part of a pass is of no more use: it tells why and ends, whereby
+    the others notice that they wait for it in vain.
 
     Args:
         receive: waits for the next frame.
         answer: sends one.
 
     Raises:
-        Exception: it failed.
+        SystemExit: it failed, and rank 0 knows.
     """
     log = json_logger(LOG_LEVEL)
     rank = 0
     try:
         assignment = decode_assignment(receive())
         rank = assignment.rank
-        answer(encode_answer(Answer()))
         runner = _load(assignment, receive, answer)
         answer(encode_answer(Answer()))
         while True:
@@ -65,8 +64,10 @@ def _load(
 ) -> ModelRunner:
     """Loads this rank's part; all ranks have as many blocks as the one with the fewest can hold."""
     config = assignment.model
-    store = find_store(assignment.store_port, config.rank_count)
     setting = settle(config, report=_report_nothing)
+    # Rank 0 meets this one in a moment; it would wait there for one that cannot come.
+    answer(encode_answer(Answer()))
+    store = find_store(assignment.store_port, config.rank_count)
     part = load_part(config, setting, rank=assignment.rank, store=store)
     answer(encode_answer(Answer(part.fitting_pool().block_count)))
     return part.runner(block_count=decode_number(receive()), report=_report_nothing)

@@ -11,8 +11,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined] # its stubs
 
 LOOPBACK = "127.0.0.1"
 LOOPBACK_INTERFACE = "lo"
-MEETING_TIMEOUT = timedelta(minutes=2)
-"""How long ranks wait for one another to appear."""
+MEETING_TIMEOUT = timedelta(minutes=1)
+"""How long ranks wait for one another to appear, once all have said that they come."""
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 """How long a rank waits for the others' parts: as far apart as loading may take them.
 

@@ -9,10 +9,11 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined] # its stubs
 from prefixd.worker.attention.seam import AttentionBackend
 from prefixd.worker.config import ConfigInvalid, ModelConfig
 from prefixd.worker.model.loaded import LoadedModel
+from prefixd.worker.model.loader import load_split
 from prefixd.worker.model.runner import ModelRunner
-from prefixd.worker.model_memory import SizedPool
 from prefixd.worker.model_setup import Setting, fitting_pool, make_runner
 from prefixd.worker.parallel.group import join_group
+from prefixd.worker.pool_sizing import SizedPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +80,6 @@ def load_part(config: ModelConfig, setting: Setting, *, rank: int, store: TCPSto
     rank_count = config.rank_count
     device = rank_device(setting.device, rank=rank, rank_count=rank_count)
     join_group(store, rank=rank, rank_count=rank_count, device=device)
-    # Imported here: transformers takes seconds, and joining fails sooner.
-    from prefixd.worker.model.loader import load_split
-
     model = load_split(
         setting.folder,
         name=setting.name,

@@ -27,6 +27,10 @@ class RankLost(WorkerBroken):
     """A rank ended or failed, so the model is not whole any more."""
 
 
+class RankEnded(RankLost):
+    """A rank's process ended without a word: it was killed, or it crashed."""
+
+
 class Ranks:
     """One process per rank above 0, and a pipe each way.
 
@@ -104,6 +108,16 @@ class Ranks:
         if self._lost.done():
             self._lost.result()
 
+    def check_ends(self, error: Exception) -> None:
+        """Rank 0 met an error that may come of a rank's end.
+
+        Raises:
+            RankEnded: it does.
+        """
+        futures.wait([self._lost], NOTICE_TIMEOUT_S)
+        if self._lost.done() and isinstance(self._lost.exception(), RankEnded):
+            self.give_up(error)
+
     def give_up(self, error: Exception) -> NoReturn:
         """Rank 0 could not do its part, whoever is to blame.
 
@@ -111,7 +125,7 @@ class Ranks:
             RankLost: always, from the error; it names the rank that is lost, if one is.
         """
         futures.wait([self._lost], NOTICE_TIMEOUT_S)
-        self._fail(f"rank 0 failed: {error}")
+        self._fail(RankLost, f"rank 0 failed: {error}")
         try:
             self._lost.result()
         except RankLost as lost:
@@ -168,7 +182,7 @@ class Ranks:
                     self._lose(rank)
                     continue
                 if answer.failure:
-                    self._fail(f"rank {rank} failed: {answer.failure}")
+                    self._fail(RankLost, f"rank {rank} failed: {answer.failure}")
                 self._answers[answers].put(answer)
 
     def _lose(self, rank: int) -> None:
@@ -178,14 +192,14 @@ class Ranks:
             status = f"ended with status {self._processes[rank - 1].wait(END_TIMEOUT_S)}"
         except subprocess.TimeoutExpired:
             status = "answers no more"
-        self._fail(f"rank {rank} {status}")
+        self._fail(RankEnded, f"rank {rank} {status}")
 
-    def _fail(self, reason: str) -> None:
+    def _fail(self, kind: type[RankLost], reason: str) -> None:
         """The first reason stands; whoever waits for an answer learns that none will come."""
         with self._lock:
             if self._lost.done():
                 return
             rank_count = len(self._processes) + 1
-            self._lost.set_exception(RankLost(f"{reason}; the model needs all {rank_count} ranks"))
+            self._lost.set_exception(kind(f"{reason}; the model needs all {rank_count} ranks"))
         for queue in self._answers.values():
             queue.put(None)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from prefixd.worker.config import ConfigInvalid, ModelConfig
 from prefixd.worker.model.errors import ModelRefused, ModelUnavailable
+from prefixd.worker.model.loader import load_config
 from prefixd.worker.model_setup import Setting, settle
 from prefixd.worker.parallel.group import open_store
 from prefixd.worker.parallel.loading import load_part, rank_device
@@ -38,9 +39,6 @@ def load_parallel_runner(
 def _check_whole(config: ModelConfig, setting: Setting) -> None:
     """Refuses what cannot be split, before anything large is read."""
     rank_device(setting.device, rank=0, rank_count=config.rank_count)
-    # Imported here: transformers takes seconds, and a bad option should fail at once.
-    from prefixd.worker.model.loader import load_config
-
     model_config = load_config(setting.folder, name=setting.name)
     check_split(model_config, rank_count=config.rank_count, model_name=setting.name)
 
@@ -67,7 +65,11 @@ def _load(
         ranks.tell_all(encode_number(block_count))
         runner = part.runner(block_count=block_count, report=report)
         ranks.answers()
-    except (ConfigInvalid, ModelRefused, ModelUnavailable, RankLost):
+    except RankLost:
+        raise
+    except (ConfigInvalid, ModelRefused, ModelUnavailable) as error:
+        # What a forward shows of a model is not the model's fault where a rank has gone.
+        ranks.check_ends(error)
         raise
     except Exception as error:
         ranks.give_up(error)

@@ -68,6 +68,7 @@ class PoolDescription:
     model_version: str = ""
     sub_block_reuse: bool = False
     merge_duplicates: bool = False
+    eviction_policy: str = ""
     lease_ms: int | None = None
 
 
@@ -260,6 +261,7 @@ class ControllerClient:
             worker_address=worker_address,
             sub_block_reuse=description.sub_block_reuse,
             merge_duplicates=description.merge_duplicates,
+            eviction_policy=description.eviction_policy,
         )
         if description.lease_ms is not None:
             request.lease.FromMilliseconds(description.lease_ms)

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from prefixd.v1 import worker_pb2
+from prefixd.v1 import cache_pb2, worker_pb2
 from prefixd.worker.answer import AnswerLimits, FinishReason
 from prefixd.worker.beam import BeamOptions
 from prefixd.worker.errors import WorkerError, field_invalid
@@ -12,6 +12,8 @@ from prefixd.worker.limits import (
     DRAFT_TOKENS_MAX,
     FORK_NAME_BYTES_MAX,
     LENGTH_PENALTY_MAX,
+    RETENTION_MS_MAX,
+    RETENTION_PRIORITY_MAX,
     SAMPLES_MAX,
     SEQUENCE_ID_BYTES_MAX,
     STOP_STRING_LENGTH_MAX,
@@ -19,8 +21,14 @@ from prefixd.worker.limits import (
     TOKEN_COUNT_DEFAULT,
 )
 from prefixd.worker.prompt import Message, PromptReader
+from prefixd.worker.retention import Continuation, RetentionHint
 from prefixd.worker.sampling import SamplingInvalid, SamplingOptions
 
+CONTINUATIONS = {
+    cache_pb2.CONTINUATION_UNSPECIFIED: Continuation.UNKNOWN,
+    cache_pb2.CONTINUATION_EXPECTED: Continuation.EXPECTED,
+    cache_pb2.CONTINUATION_OVER: Continuation.OVER,
+}
 SEED_MAX = 2**63 - 1
 """Largest seed that travels."""
 
@@ -150,6 +158,27 @@ def read_sampling(options: worker_pb2.SamplingOptions, *, random_seed: int) -> S
         )
     except SamplingInvalid as error:
         raise field_invalid(f"sampling.{error.field}", str(error), numbers=error.numbers) from error
+
+
+def read_retention_hint(request: worker_pb2.GenerateRequest) -> RetentionHint | None:
+    """What the client knows about later use of the blocks.
+
+    Raises:
+        WorkerError: FIELD_INVALID.
+    """
+    if not request.HasField("retention_hint"):
+        return None
+    hint = request.retention_hint
+    continuation = CONTINUATIONS.get(hint.continuation)
+    if continuation is None:
+        raise field_invalid(
+            "retention_hint.continuation",
+            f"retention_hint.continuation must be a known one, not {hint.continuation}",
+            numbers={"continuation": hint.continuation},
+        )
+    _check_range("retention_hint.priority", hint.priority, low=0, high=RETENTION_PRIORITY_MAX)
+    _check_range("retention_hint.duration_ms", hint.duration_ms, low=0, high=RETENTION_MS_MAX)
+    return RetentionHint(continuation, hint.priority, hint.duration_ms)
 
 
 def read_limits(

@@ -19,6 +19,7 @@ from prefixd.worker.rpc.generate_request import (
     RequestShape,
     read_limits,
     read_prompt,
+    read_retention_hint,
     read_sampling,
     read_shape,
     seed_of_sample,
@@ -112,6 +113,7 @@ class GenerationFactory:
             cache_salt=request.cache_salt,
             lora=self._loras.get(request.lora_name),
             skip_cache_read=request.skip_cache_read or request.prompt_logprobs,
+            retention_hint=read_retention_hint(request),
             wants_prompt_logits=request.prompt_logprobs,
             lookup=_lookup(request, limits, prompt_token_count=len(token_ids)),
         )
@@ -125,6 +127,7 @@ class GenerationFactory:
             arrival=first.arrival,
             cache_salt=first.cache_salt,
             lora=first.lora,
+            retention_hint=first.retention_hint,
             lookup=None if lookup is None else lookup.another(),
             was_opened=True,
         )

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from prefixd.v1 import cache_pb2, errors_pb2, types_pb2
 from prefixd.worker.lora import LoraIdentity
 from prefixd.worker.plan_check import PlanInvalid
+from prefixd.worker.retention import Continuation, RetentionHint
 from prefixd.worker.rpc.packed import PackedColumn
 from prefixd.worker.step import (
     Awaiting,
@@ -32,6 +33,11 @@ CLOSE_REASONS = {
     CloseReason.FINISHED: types_pb2.CLOSE_REASON_FINISHED,
     CloseReason.ABORTED: types_pb2.CLOSE_REASON_ABORTED,
     CloseReason.PREEMPTED: types_pb2.CLOSE_REASON_PREEMPTED,
+}
+CONTINUATIONS = {
+    Continuation.UNKNOWN: cache_pb2.CONTINUATION_UNSPECIFIED,
+    Continuation.EXPECTED: cache_pb2.CONTINUATION_EXPECTED,
+    Continuation.OVER: cache_pb2.CONTINUATION_OVER,
 }
 DECODE_HANDLES = PackedColumn(cache_pb2.DecodeEntry, "handles")
 DECODE_SCHEDULED_COUNTS = PackedColumn(cache_pb2.DecodeEntry, "scheduled_count_before")
@@ -149,10 +155,19 @@ def _fill_open(entry: cache_pb2.OpenEntry, opening: Open) -> None:
     entry.preemption_count = sequence.preemption_count
     entry.skip_cache_read = sequence.skip_cache_read
     entry.await_token_count_min = opening.await_token_count_min
+    if sequence.retention_hint is not None:
+        # It holds when the sequence is closed, and for its forks.
+        _fill_hint(entry.retention_hint, sequence.retention_hint)
     if sequence.cache_salt:
         entry.identity.cache_salt = sequence.cache_salt
     if sequence.lora is not None:
         entry.identity.lora.CopyFrom(lora_message(sequence.lora))
+
+
+def _fill_hint(message: cache_pb2.RetentionHint, hint: RetentionHint) -> None:
+    message.continuation = CONTINUATIONS[hint.continuation]
+    message.priority = hint.priority
+    message.duration_ms = hint.duration_ms
 
 
 def lora_message(lora: LoraIdentity) -> types_pb2.LoraAdapter:

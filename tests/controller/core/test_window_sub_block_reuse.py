@@ -142,3 +142,15 @@ def test_a_cut_sequence_matches_inside_a_block_again() -> None:
     assert view.scheduled_count == 12
     assert [copy.group_index for copy in outcome.plan.copies] == [0, 1]
     assert outcome.plan.cached.end_token == 14
+
+
+def test_s10_tokens_behind_a_pending_window_block_are_pending() -> None:
+    """The window block in front of a published place was lost, and is being computed again."""
+    driver = driver_of(8)
+    driver.open(1, PROMPT)
+    driver.close(1)
+    driver.pool.evict_blocks(block_ids={7}, digests=frozenset())
+    driver.step(open_entry(2, [*PROMPT[:12], 80]))
+    assert driver.match(LIKE) == PrefixMatch(8, 6)
+    driver.step()
+    assert driver.match(LIKE) == PrefixMatch(14, 0)

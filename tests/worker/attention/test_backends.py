@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from prefixd.kernels.layer_kv import LayerKv
-from prefixd.worker.attention.batch import AttentionBatch, SequenceRows, build_batch
+from prefixd.worker.attention.batch import AttentionBatch, SequenceRows
 from prefixd.worker.attention.registry import (
     UnknownBackend,
     backend_name_for,
@@ -17,7 +17,7 @@ from prefixd.worker.attention.registry import (
     create_backend,
 )
 from prefixd.worker.attention.seam import LayerTraits
-from tests.support.backends import every_backend
+from tests.support.backends import build_batch, every_backend
 
 BLOCK_SIZE = 8
 SLOT_COUNT = 100 * BLOCK_SIZE

@@ -9,13 +9,24 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.cascade import WithoutCascade
 from prefixd.kernels.layer_kv import LayerKv
-from prefixd.worker.attention.batch import SequenceRows, build_batch
+from prefixd.worker.attention.batch import SequenceRows
 from prefixd.worker.attention.cascade import Branch, DecodeCascade, build_cascade
 from prefixd.worker.attention.reference import ReferenceBackend
 from prefixd.worker.attention.sdpa import SdpaBackend
 from prefixd.worker.attention.seam import LayerTraits
-from tests.support.models import CPU
+from prefixd.worker.model.forward import flatten
+from prefixd.worker.model.runner import ModelRunner
+from tests.support.backends import build_batch
+from tests.support.models import (
+    CPU,
+    PagedHarness,
+    in_one_group,
+    llama_config,
+    random_model,
+    random_tokens,
+)
 
 BLOCK_COUNT = 64
 
@@ -165,3 +176,26 @@ def test_rows_that_end_with_a_shared_block_have_no_twig() -> None:
     traits = LayerTraits(scaling=0.5)
     expected = ReferenceBackend().plan(batch).attend(query, layer, traits)
     torch.testing.assert_close(cascade.attend(query, layer, traits), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_whole_decode_steps_agree_with_and_without_cascade() -> None:
+    """Sixteen sequences on one long prefix, their own ends of different lengths."""
+    model = in_one_group(random_model(llama_config()))
+    harness = PagedHarness(model, backend="torch", block_count=96)
+    shared = random_tokens(10 * 16, below=160, seed=1)
+    prompts = [
+        shared + random_tokens(1 + 3 * sequence, below=160, seed=2 + sequence)
+        for sequence in range(16)
+    ]
+    tables = [(*range(1, 11), *range(11 + 4 * s, 15 + 4 * s)) for s in range(16)]
+    harness.run(harness.chunk(shared, tables[0], 0, len(shared)))
+    steps = []
+    for token_ids, table in zip(prompts, tables, strict=True):
+        last = len(token_ids) - 1
+        if last > len(shared):
+            harness.run(harness.chunk(token_ids, table, len(shared), last))
+        steps.append(harness.chunk(token_ids, table, last, last + 1))
+    with_cascade = torch.cat(harness.run(*steps))
+    without = ModelRunner(model, harness.kv, WithoutCascade()).run(flatten(steps))
+    scale = float(without.abs().max())
+    torch.testing.assert_close(with_cascade, without, atol=1e-5 * scale, rtol=0.0)

@@ -8,10 +8,10 @@ import torch
 from prefixd.kernels.layer_kv import FP8_DTYPE
 from prefixd.kernels.options import AttentionOptions
 from prefixd.kernels.oracle import Geometry, exact_answer, make_layout, make_scene
-from prefixd.worker.attention.batch import SequenceRows, build_batch
+from prefixd.worker.attention.batch import SequenceRows
 from prefixd.worker.attention.registry import create_backend
 from prefixd.worker.attention.seam import LayerTraits
-from tests.support.backends import every_backend
+from tests.support.backends import build_batch, every_backend
 
 KV_DTYPES = (torch.int8, FP8_DTYPE)
 BLOCK_SIZE = 16

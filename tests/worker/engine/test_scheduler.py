@@ -371,5 +371,5 @@ def test_row_without_the_block_it_needs_is_not_executed(block_id: int) -> None:
 
 def test_limits_leave_room_for_prefill() -> None:
     """A budget that a full batch of rows would use up is refused."""
-    with pytest.raises(LimitInvalid, match="token_budget"):
+    with pytest.raises(LimitInvalid, match="--token-budget"):
         SchedulerLimits(running_sequence_count_max=8, token_budget=8)

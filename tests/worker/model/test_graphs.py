@@ -10,10 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from prefixd.kernels.layer_kv import FP8_DTYPE
 from prefixd.worker.attention.batch import pack_tables
+from prefixd.worker.attention.registry import create_backend
+from prefixd.worker.attention.seam import AttentionBackend, RecordableBackend
 from prefixd.worker.model import graphs
 from prefixd.worker.model.forward import Chunk, ForwardPass, flatten
-from prefixd.worker.model.graphs import context_token_counts, row_counts
+from prefixd.worker.model.graphs import (
+    CudaGraphRecorder,
+    GraphRecorder,
+    context_token_counts,
+    row_counts,
+)
 from prefixd.worker.model.graphs_decode import DecodeGraphs
 from prefixd.worker.model.kv_cache import PagedKv
 from prefixd.worker.model.loaded import LoadedModel
@@ -32,22 +40,29 @@ from tests.support.models import (
 BLOCK_SIZE = 8
 BLOCK_COUNT = 200
 ROW_COUNT_MAX = 5
+DENSE = DenseBackend()
 CONFIGS = {"llama": llama_config, "mixed": mixed_config, "gpt_oss": gpt_oss_config}
 
 
 class Recorded:
     """A model with recordings, and the same model without; each with a pool of its own."""
 
-    def __init__(self, model: LoadedModel) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        *,
+        kv_dtype: torch.dtype = torch.float32,
+        backend: AttentionBackend = DENSE,
+        recorder: GraphRecorder | None = None,
+    ) -> None:
         self.model = model
-        self.recorder = CpuRecorder()
-        self.recorded_kv, self.plain_kv = _pool(model), _pool(model)
-        backend = DenseBackend()
+        self.recorded_kv, self.plain_kv = _pool(model, kv_dtype), _pool(model, kv_dtype)
+        assert isinstance(backend, RecordableBackend)
         self.graphs = DecodeGraphs(
             model,
             self.recorded_kv,
             backend,
-            self.recorder,
+            recorder or CpuRecorder(),
             row_count_max=ROW_COUNT_MAX,
             context_token_count_max=model.context_token_count_max,
         )
@@ -93,12 +108,12 @@ class Growing:
         return Chunk(self.tokens[index][start:end], start, tables, slots, end - start)
 
 
-def _pool(model: LoadedModel) -> PagedKv:
+def _pool(model: LoadedModel, kv_dtype: torch.dtype = torch.float32) -> PagedKv:
     return PagedKv(
         model.page_geometry,
         block_count=BLOCK_COUNT,
         block_size=BLOCK_SIZE,
-        dtype=model.dtype,
+        dtype=kv_dtype,
         device=model.device,
     )
 
@@ -132,7 +147,22 @@ def llama() -> LoadedModel:
 @pytest.mark.parametrize("family", sorted(CONFIGS))
 def test_recorded_steps_are_the_plain_steps(family: str) -> None:
     """Twelve steps of random rows: logits, tokens and stored KV; no Python of the model runs."""
-    pair = Recorded(random_model(CONFIGS[family]()))
+    check_steps(Recorded(random_model(CONFIGS[family]())))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("family", sorted(CONFIGS))
+def test_graphs_of_a_gpu_are_the_plain_steps(family: str) -> None:
+    """The same with CUDA graphs of the kernels."""
+    device = torch.device("cuda")
+    model = replace(random_model(CONFIGS[family]()), device=device)
+    model.network.to(device)
+    recorder = CudaGraphRecorder(device)
+    check_steps(Recorded(model, backend=create_backend("triton"), recorder=recorder))
+
+
+def check_steps(pair: Recorded) -> None:
+    """Compares twelve steps of random rows."""
     growing = Growing(pair.model, (2, 20, 23, 61, 90), seed=7)
     prompts = growing.prompts()
     _assert_close(pair.recorded.run(prompts), pair.plain.run(prompts))
@@ -153,6 +183,28 @@ def test_recorded_steps_are_the_plain_steps(family: str) -> None:
             strict=True,
         ):
             _assert_close(actual_layer[BLOCK_SIZE:], expected_layer[BLOCK_SIZE:])
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.int8, FP8_DTYPE])
+def test_recorded_steps_store_8_bits(llama: LoadedModel, kv_dtype: torch.dtype) -> None:
+    """Quantizing is part of the recording: elements and scales are those of the plain steps."""
+    pair = Recorded(llama, kv_dtype=kv_dtype)
+    growing = Growing(llama, (2, 20, 23), seed=9)
+    prompts = growing.prompts()
+    pair.recorded.run(prompts)
+    pair.plain.run(prompts)
+    for _ in range(4):
+        forward = growing.step()
+        expected = pair.plain.run(forward)
+        scale = float(expected.abs().max())
+        actual = pair.recorded.run(forward)
+        torch.testing.assert_close(actual, expected, atol=0.02 * scale, rtol=0.0)
+    recorded, plain = pair.recorded_kv.layer(0), pair.plain_kv.layer(0)
+    torch.testing.assert_close(recorded.key_scales[BLOCK_SIZE:], plain.key_scales[BLOCK_SIZE:])
+    # Padding moves a sum by its last bit, and with it now and then an element by one step.
+    differs = recorded.keys.view(torch.uint8) != plain.keys.view(torch.uint8)
+    stored = plain.key_scales[:, :, None] * torch.ones_like(differs) != 0
+    assert differs[BLOCK_SIZE:].sum() < 0.01 * stored[BLOCK_SIZE:].sum()
 
 
 def test_recording_writes_to_the_padding_block_only(llama: LoadedModel) -> None:
@@ -229,6 +281,28 @@ def test_other_weights_need_no_other_recording() -> None:
     pair.plain.run(prompts)
     forward = growing.step()
     _assert_close(pair.recorded.run(forward), pair.plain.run(forward))
+
+
+def test_draws_need_no_recording(llama: LoadedModel) -> None:
+    """Where passes are recorded and draws are not, the tokens are the same."""
+    pair = Recorded(llama)
+    graphs_of_passes = DecodeGraphs(
+        llama,
+        pair.recorded_kv,
+        DenseBackend(),
+        CpuRecorder(),
+        row_count_max=ROW_COUNT_MAX,
+        context_token_count_max=100,
+    )
+    graphs_of_passes.record_passes()
+    runner = ModelRunner(llama, pair.recorded_kv, DenseBackend(), graphs_of_passes)
+    growing = Growing(llama, (9, 30, 12), seed=8)
+    runner.run(growing.prompts())
+    for step in range(4):
+        forward = growing.step()
+        draws = _draws(forward.token_count, seed=step)
+        drawn = runner.draw(forward, draws).tolist()
+        assert drawn == pair.recorded.draw(forward, draws).tolist()
 
 
 def test_memory_never_moves(llama: LoadedModel) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 import transformers
 from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from prefixd.kernels.layer_kv import LayerKv
 from prefixd.worker.attention.batch import AttentionBatch
@@ -82,7 +84,10 @@ REFUSED: dict[str, tuple[Family, str]] = {
         Family("llama4_text", {"attention_chunk_size": 8}),
         "layer 0 is of type 'chunked_attention'",
     ),
-    "deepseek_v32": (Family("deepseek_v32"), "layer 0 is of type 'indexed_attention'"),
+    "deepseek_v32": (
+        Family("deepseek_v32"),
+        r"layer 0 is of type '(indexed|deepseek_sparse)_attention'",
+    ),
     "doge": (Family("doge"), "layer 0: attention gets unknown arguments: attention_mask"),
     "gpt_neo": (
         Family("gpt_neo", {"attention_types": [[["global", "local"], 1]]}, shape=_GPT_NEO_SHAPE),
@@ -128,7 +133,7 @@ REFUSED: dict[str, tuple[Family, str]] = {
         Family("qwen3_next", {"layer_types": ["linear_attention", "full_attention"]}),
         _RECURRENT,
     ),
-    "recurrent_gemma": (Family("recurrent_gemma"), _RECURRENT),
+    "recurrent_gemma": (Family("recurrent_gemma"), f"{_RECURRENT}|{_NEVER_CALLED}"),
     "rwkv": (Family("rwkv", {"context_length": 128}), _NEVER_CALLED),
     # Two stacks.
     "bart": (Family("bart", {"d_model": 64}), "it is an encoder-decoder"),
@@ -143,6 +148,17 @@ def test_model_is_refused_with_its_reason(name: str) -> None:
     with pytest.raises(ModelRefused, match=reason) as raised:
         random_model(family.config())
     assert str(raised.value).startswith(f"model {family.model_type!r} is refused: ")
+
+
+def test_the_document_lists_what_is_served_and_refused(repository_folder: Path) -> None:
+    """docs/models.md names every family of the sweep, and every refused one."""
+    text = (repository_folder / "docs/models.md").read_text()
+    _, served, refused = re.split(r"^## .*$", text, flags=re.MULTILINE)
+    named = re.findall(r"`([a-z0-9_-]+)`", served)
+    assert {family.model_type for family in FAMILIES.values()} == set(named) - {"strict"}
+    assert {family.model_type for family, _ in REFUSED.values()} - {"llama", "phi3"} == set(
+        re.findall(r"`([a-z0-9_-]+)`", refused)
+    ) - {"dynamic", "longrope", "triton"}
 
 
 def test_a_mask_that_no_configuration_told_of_shows_in_the_numbers() -> None:
@@ -187,9 +203,12 @@ def test_experts_are_refused_where_bitwise_equality_is_promised() -> None:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"head_dim": 272}, "heads of 272 elements are wider than the kernels' tiles of 256"),
         (
-            {"head_dim": 8, "num_attention_heads": 129, "num_key_value_heads": 1},
+            {"head_dim": 272},
+            "its heads of 272 elements are wider than the kernels' tiles of 256",
+        ),
+        (
+            {"hidden_size": 258, "num_attention_heads": 129, "num_key_value_heads": 1},
             "its 129 query heads per kv head are more than the 128 of the kernels' tiles",
         ),
     ],
@@ -276,6 +295,20 @@ def test_reduced_config_keeps_every_layer_type() -> None:
     assert reduced.sliding_window < 10, "the probe's sequences must reach beyond the window"
     assert (config.num_hidden_layers, len(config.layer_types)) == (12, 12)
     assert config.sliding_window == 4_096
+
+
+@pytest.mark.parametrize(
+    "model_type", ["deepseek_v3", "gemma3_text", "gemma4_text", "gpt_oss", "mixtral", "qwen3_moe"]
+)
+def test_reduced_config_of_a_real_size_is_small(model_type: str) -> None:
+    """Whatever else is large (experts, vocabularies of layers), only heads keep their size."""
+    auto_model: Any = AutoModelForCausalLM
+    config = AutoConfig.for_model(model_type)
+    with torch.device("meta"):
+        network = auto_model.from_config(reduced_config(config))
+    assert sum(weight.numel() for weight in network.parameters()) < 400_000_000
+    text = network.config.get_text_config()
+    assert text.num_attention_heads == config.get_text_config().num_attention_heads
 
 
 class _ChangedWindow:

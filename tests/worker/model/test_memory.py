@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
@@ -29,7 +32,7 @@ from prefixd.worker.model.memory_profile import (
     run_largest_pass,
     warm_up,
 )
-from prefixd.worker.model_memory import size_pool
+from prefixd.worker.pool_sizing import SizedPool, size_pool
 from tests.support.graphs import CpuRecorder, DenseBackend
 from tests.support.models import PagedHarness, llama_config, mixed_config, random_model
 
@@ -107,10 +110,15 @@ def test_available_memory_is_the_least_of_machine_and_control_group(
     meminfo = "MemTotal: 9000 kB\nMemFree: 100 kB\nMemAvailable:    4000 kB\n"
     _system(tmp_path, monkeypatch, meminfo=meminfo)
     assert available_byte_count() == 4_000 * 1_024
-    _system(tmp_path, monkeypatch, memory_max="max\n", memory_current="5000\n")
+    statistics = "anon 300000\ninactive_file 200000\nactive_file 7\n"
+    group = {"memory_current": "500000\n", "memory_stat": statistics}
+    _system(tmp_path, monkeypatch, memory_max="max\n", **group)
     assert available_byte_count() == 4_000 * 1_024
-    _system(tmp_path, monkeypatch, memory_max="2000000\n", memory_current="500000\n")
-    assert available_byte_count() == 1_500_000
+    # What was read from files gives way.
+    _system(tmp_path, monkeypatch, memory_max="2000000\n", **group)
+    assert available_byte_count() == 1_700_000
+    _system(tmp_path, monkeypatch, memory_max="200000\n", **group)
+    assert available_byte_count() == 0
 
 
 def test_a_pool_on_the_cpu_stays_below_what_is_available(
@@ -193,3 +201,99 @@ def test_measuring_runs_the_largest_passes(
     assert measured == DeviceMemory(
         total=1_000, free=700, weights=250, activations=50, graphs=graphs
     )
+
+
+def test_a_model_that_cannot_be_recorded_is_measured_without_graphs(
+    llama: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker serves it kernel by kernel, as the line about its recordings says later."""
+
+    class Refusing(CpuRecorder):
+        def record(self, run: Callable[[], None]) -> NoReturn:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    PretendedGpu(monkeypatch)
+    monkeypatch.setattr(memory_profile, "CudaGraphRecorder", lambda _device: Refusing())
+    measured = measure_memory(
+        llama,
+        DenseBackend(),
+        LIMITS,
+        block_size=8,
+        kv_dtype=torch.float32,
+        records_graphs=True,
+    )
+    assert measured.graphs == 0
+
+
+def test_a_step_that_does_not_fit_a_gpu_is_refused(
+    llama: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line that names the option, where the largest pass runs out of memory."""
+
+    def run_out(*_arguments: object, **_options: object) -> NoReturn:
+        raise torch.OutOfMemoryError("tried to allocate 9.00 GiB")
+
+    monkeypatch.setattr(memory_profile, "measure_memory", run_out)
+    on_gpu = replace(llama, device=torch.device("cuda:0"))
+    config = ModelConfig(limits=LIMITS)
+    with pytest.raises(ConfigInvalid, match=r"--token-budget is 50, but .* of cuda:0: tried to"):
+        size_pool(on_gpu, DenseBackend(), config, kv_dtype=torch.float32, records_graphs=False)
+
+
+def _size_on_gpu(
+    model: LoadedModel,
+    monkeypatch: pytest.MonkeyPatch,
+    config: ModelConfig,
+    *,
+    measure: Callable[..., DeviceMemory] = lambda *_arguments, **_named: MEMORY,
+) -> SizedPool:
+    """The pool of a model on a GPU whose memory is taken as `measure` says."""
+    monkeypatch.setattr(memory_profile, "measure_memory", measure)
+    on_gpu = replace(model, device=torch.device("cuda"))
+    backend = create_backend("torch")
+    return size_pool(on_gpu, backend, config, kv_dtype=torch.float32, records_graphs=True)
+
+
+def test_a_gpu_gives_its_rest_to_the_pool(
+    llama: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many blocks as the share leaves room for, up to the most that nobody asked for."""
+    # 4,096 slots, 3 layers, K and V, 2 heads of 16 float32: 3 MiB.
+    config = ModelConfig(block_size=4_096)
+    pool = _size_on_gpu(llama, monkeypatch, config)
+    assert pool.block_count == 79 * GIBIBYTE // (3 << 20)
+    assert pool.line.startswith(f"{MEMORY.describe(0.9)}, pool 79.0 GiB: 26,965 blocks of 4096")
+    assert _size_on_gpu(llama, monkeypatch, ModelConfig()).block_count == 1_048_576
+    asked = ModelConfig(block_size=4_096, block_count=26_965)
+    assert _size_on_gpu(llama, monkeypatch, asked).block_count == 26_965
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            ModelConfig(block_size=4_096, block_count=26_966),
+            r"--block-count is 26966, .* 79.0 GiB left by --gpu-memory-utilization"
+            r" \(GPU 100.0 GiB x 0.9: .*\): at most 26,965 blocks fit",
+        ),
+        (
+            ModelConfig(gpu_memory_utilization=0.1),
+            r"--gpu-memory-utilization is 0.1, which leaves no room for a pool of 2 blocks"
+            r" \(GPU 100.0 GiB x 0.1: weights 8.0 GiB, ",
+        ),
+    ],
+)
+def test_what_a_gpu_has_no_room_for_is_refused(
+    llama: LoadedModel, monkeypatch: pytest.MonkeyPatch, config: ModelConfig, message: str
+) -> None:
+    """Options and numbers are named."""
+    with pytest.raises(ConfigInvalid, match=message):
+        _size_on_gpu(llama, monkeypatch, config)
+
+
+@pytest.mark.parametrize("utilization", [0.0, -0.5, 1.1, float("nan")])
+def test_a_share_is_above_0_and_at_most_1(utilization: float) -> None:
+    """The error names the option, its value and its limits."""
+    message = "--gpu-memory-utilization is .*, but must be above 0 and at most 1"
+    with pytest.raises(ConfigInvalid, match=message):
+        ModelConfig(gpu_memory_utilization=utilization).check()

@@ -1,4 +1,8 @@
-"""On the strict backend cached output is exactly uncached output: `torch.equal`, no tolerance."""
+"""On the strict backend cached output is exactly uncached output: `torch.equal`, no tolerance.
+
+Shown on the small real model, and on a Gemma 3 of four KV groups of which three have a window
+shorter than most chunks and any prompt.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,15 @@ import torch
 from torch import Tensor
 
 from prefixd.kernels.layer_kv import FP8_DTYPE
-from prefixd.worker.model.forward import BlockCopy
-from prefixd.worker.model.loaded import LoadedModel
-from tests.support.models import CONFIGS, PagedHarness, in_one_group, random_model, random_tokens
+from tests.support.models import (
+    CONFIGS,
+    GroupedHarness,
+    PagedHarness,
+    in_one_group,
+    mixed_config,
+    random_model,
+    random_tokens,
+)
 
 TABLE = (9, 4, 5, 6, 30, 31, 2, 50, 51, 52)
 OTHER_TABLE = (9, 4, 5, 6, 20, 21, 22, 23, 24, 25)
@@ -21,30 +31,45 @@ KV_DTYPES = (torch.float32, torch.int8, FP8_DTYPE)
 """A stored token is a function of that token alone in 8 bits, too."""
 
 
-@pytest.fixture(
-    scope="module",
-    params=[torch.float32, torch.int8, pytest.param(FP8_DTYPE, marks=pytest.mark.slow)],
-    ids=str,
-)
-def harness(smollm2: LoadedModel, request: pytest.FixtureRequest) -> PagedHarness:
+SUBJECTS = [
+    pytest.param(
+        (model, kv_dtype),
+        id=f"{model}-{kv_dtype}",
+        marks=[pytest.mark.model] * (model == "smollm2")
+        + [pytest.mark.slow] * ((model, kv_dtype) == ("smollm2", FP8_DTYPE)),
+    )
+    for model in ("smollm2", "gemma3")
+    for kv_dtype in KV_DTYPES
+]
+
+
+@pytest.fixture(scope="module", params=SUBJECTS)
+def harness(request: pytest.FixtureRequest) -> GroupedHarness:
     """One pool for all tests: what an earlier test left in it must not matter."""
-    return PagedHarness(smollm2, backend="strict", kv_dtype=request.param)
+    name, kv_dtype = request.param
+    if name == "smollm2":
+        model = request.getfixturevalue("smollm2")
+    else:
+        model = random_model(mixed_config())
+        assert [None, 20, 20, 20] == [group.window_token_count for group in model.groups]
+    return GroupedHarness(model, backend="strict", kv_dtype=kv_dtype)
 
 
 @pytest.fixture(scope="module")
-def token_ids(smollm2: LoadedModel) -> list[int]:
+def token_ids(harness: GroupedHarness) -> list[int]:
     """The prompt of every test."""
-    return random_tokens(TOKEN_COUNT, below=smollm2.vocabulary_size, seed=1)
+    return random_tokens(TOKEN_COUNT, below=harness.model.vocabulary_size, seed=1)
 
 
 @pytest.fixture(scope="module")
-def cold(harness: PagedHarness, token_ids: list[int]) -> Tensor:
+def cold(harness: GroupedHarness, token_ids: list[int]) -> Tensor:
     """Logits of every position by one cold pass, alone."""
     return harness.whole(token_ids, TABLE).clone()
 
 
-@pytest.mark.model
-def test_prefix_hit_equals_cold(harness: PagedHarness, token_ids: list[int], cold: Tensor) -> None:
+def test_prefix_hit_equals_cold(
+    harness: GroupedHarness, token_ids: list[int], cold: Tensor
+) -> None:
     """Blocks that another prompt wrote, in a pass of another length."""
     other = token_ids[:SHARED_TOKEN_COUNT] + [7] * 9
     harness.whole(other, OTHER_TABLE)
@@ -53,10 +78,9 @@ def test_prefix_hit_equals_cold(harness: PagedHarness, token_ids: list[int], col
     assert torch.equal(harness.run(chunk)[0], cold[SHARED_TOKEN_COUNT:])
 
 
-@pytest.mark.model
 @pytest.mark.parametrize("cuts", [(1,), (63, 64, 65), (50, 117)])
 def test_chunked_equals_one_shot(
-    harness: PagedHarness, token_ids: list[int], cold: Tensor, cuts: tuple[int, ...]
+    harness: GroupedHarness, token_ids: list[int], cold: Tensor, cuts: tuple[int, ...]
 ) -> None:
     """Chunks of one token and more, cut at, before and behind tile borders."""
     borders = [0, *cuts, TOKEN_COUNT]
@@ -67,8 +91,7 @@ def test_chunked_equals_one_shot(
     assert torch.equal(torch.cat(parts), cold)
 
 
-@pytest.mark.model
-def test_batched_equals_alone(harness: PagedHarness, token_ids: list[int], cold: Tensor) -> None:
+def test_batched_equals_alone(harness: GroupedHarness, token_ids: list[int], cold: Tensor) -> None:
     """Between two other sequences, at an odd row offset and in other blocks."""
     before, behind = token_ids[10:15], token_ids[40:71]
     table = tuple(range(32, 42))
@@ -80,8 +103,7 @@ def test_batched_equals_alone(harness: PagedHarness, token_ids: list[int], cold:
     assert torch.equal(alone, cold)
 
 
-@pytest.mark.model
-def test_decode_equals_prefill(harness: PagedHarness, token_ids: list[int], cold: Tensor) -> None:
+def test_decode_equals_prefill(harness: GroupedHarness, token_ids: list[int], cold: Tensor) -> None:
     """Token by token, first alone and then beside another sequence, across a tile border."""
     start = 126
     harness.run(harness.chunk(token_ids, TABLE, 0, start))
@@ -99,9 +121,8 @@ def test_decode_equals_prefill(harness: PagedHarness, token_ids: list[int], cold
     assert torch.equal(torch.cat(rows), cold[start : start + 4])
 
 
-@pytest.mark.model
 def test_s10_writer_and_reader_of_one_token_in_one_pass_equal_cold(
-    harness: PagedHarness, token_ids: list[int], cold: Tensor
+    harness: GroupedHarness, token_ids: list[int], cold: Tensor
 ) -> None:
     """S10: a joiner with a one-token rest reads blocks that its own pass writes."""
     joined = TOKEN_COUNT - TOKEN_COUNT % 16
@@ -114,16 +135,15 @@ def test_s10_writer_and_reader_of_one_token_in_one_pass_equal_cold(
     assert torch.equal(reader[0], cold[joined])
 
 
-@pytest.mark.model
 def test_s16_copied_partial_block_equals_cold(
-    harness: PagedHarness, token_ids: list[int], cold: Tensor
+    harness: GroupedHarness, token_ids: list[int], cold: Tensor
 ) -> None:
     """S16: a fork goes on in a private copy of the tokens it shares of a partial block."""
     forked = 70
     harness.run(harness.chunk(token_ids, TABLE, 0, 77))
     child_table = (*TABLE[:4], 60, 61, 62, 63, 12, 13)
     rest = harness.chunk(token_ids, child_table, forked, TOKEN_COUNT)
-    (logits,) = harness.run(rest, copies=[BlockCopy(TABLE[4], 60, forked - 64)])
+    (logits,) = harness.run(rest, copies=harness.copies(TABLE[4], 60, forked - 64))
     assert torch.equal(logits, cold[forked:])
 
 

@@ -30,34 +30,53 @@ from tests.worker.parallel.conftest import options
 pytestmark = pytest.mark.slow  # each starts two processes that import torch
 
 
-BREAK_THIRD_PASS = """
+RUN_FIRST = """
 import builtins
+import os
+import signal
 import sys
 
 importing = builtins.__import__
 
 
-def breaking(name, *arguments, **options):
+def import_and_break(name, *arguments, **options):
     module = importing(name, *arguments, **options)
     follower = sys.modules.get("prefixd.worker.parallel.follower")
     if hasattr(follower, "follow"):
         builtins.__import__ = importing
-        decode, works = follower.decode_work, []
-
-        def decode_work(frame):
-            works.append(decode(frame))
-            if len(works) == 3:
-                raise MemoryError("no room")
-            return works[-1]
-
-        follower.decode_work = decode_work
+        break_rank(follower)
     return module
 
 
 if "prefixd.worker.parallel" in sys.orig_argv:
-    builtins.__import__ = breaking
+    builtins.__import__ = import_and_break
 """
-"""What Python runs first in every process: it lets a rank above 0 fail in its third pass."""
+"""What Python runs first in every process: it lets `break_rank` change a rank above 0."""
+
+FAIL_IN_THIRD_PASS = """
+def break_rank(follower):
+    decode, works = follower.decode_work, []
+
+    def decode_work(frame):
+        works.append(decode(frame))
+        if len(works) == 3:
+            raise MemoryError("no room")
+        return works[-1]
+
+    follower.decode_work = decode_work
+"""
+
+DIE_WHILE_LOADING = """
+def break_rank(follower):
+    loading = sys.modules["prefixd.worker.parallel.loading"]
+    loading.load_split = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def broken_rank(folder: Path, break_rank: str) -> dict[str, str]:
+    """An environment in which the ranks above 0 break."""
+    (folder / "sitecustomize.py").write_text(RUN_FIRST + break_rank)
+    return {"PYTHONPATH": f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
 
 
 @dataclass(frozen=True)
@@ -150,8 +169,7 @@ def test_a_rank_that_fails_in_a_pass_ends_the_worker(
     four_heads: Path, controller: ControllerThread, tmp_path: Path
 ) -> None:
     """The others wait for its part then; they do not hang, and its error is told."""
-    (tmp_path / "sitecustomize.py").write_text(BREAK_THIRD_PASS)
-    environment = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    environment = broken_rank(tmp_path, FAIL_IN_THIRD_PASS)
     with running(four_heads, controller, environment) as split:
         with pytest.raises(grpc.RpcError):
             split.calls.generate(tokens_request([3, 4, 5], token_count_max=100))
@@ -161,6 +179,22 @@ def test_a_rank_that_fails_in_a_pass_ends_the_worker(
             "prefixd worker: rank 1 failed: MemoryError: no room; the model needs all 2 ranks"
         ]
         split.wait_gone()
+
+
+def test_a_rank_that_dies_while_it_loads_ends_the_worker(
+    four_heads: Path, controller: ControllerThread, tmp_path: Path
+) -> None:
+    """The model is not to blame, though its collectives fail."""
+    worker = WorkerProcess(
+        *("--listen", "127.0.0.1:0", *options(four_heads, controller.address)),
+        environment=broken_rank(tmp_path, DIE_WHILE_LOADING),
+    )
+    try:
+        assert worker.wait_ended() == 1
+        (words,) = [line.strip() for line in worker.log if not line.startswith("{")]
+        assert words == "prefixd worker: rank 1 ended with status -9; the model needs all 2 ranks"
+    finally:
+        worker.close()
 
 
 def terminate(split: Split) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from prefixd.worker.parallel.ranks import RankLost, Ranks
+from prefixd.worker.parallel.ranks import RankEnded, RankLost, Ranks
 
 TIMEOUT_S = 30.0
 
@@ -57,6 +57,14 @@ def test_what_rank_0_cannot_do_is_told_as_its_own_failure(ranks: Ranks) -> None:
     assert isinstance(caught.value.__cause__, MemoryError)
     with pytest.raises(RankLost, match="rank 0 failed"):
         ranks.check()
+
+
+def test_an_error_that_comes_of_a_rank_s_end_is_told_as_such(ranks: Ranks) -> None:
+    """Not as what it looked like."""
+    os.kill(ranks.process_ids[0], signal.SIGKILL)
+
+    with pytest.raises(RankEnded, match="rank 1 ended with status -9"):
+        ranks.check_ends(RuntimeError("connection closed by peer"))
 
 
 def test_they_go_by_themselves_once_they_are_let_go(ranks: Ranks) -> None:

@@ -15,6 +15,7 @@ from prefixd.worker.config import WorkerConfig
 from prefixd.worker.limits import SchedulerLimits
 from tests.support.controller import ControllerThread, controller_thread, stubs
 from tests.support.models import eager_folder, eager_logits, write_mixed_model
+from tests.support.pass_runners import ObservingRunner, Wrapping
 from tests.support.worker import (
     Client,
     collect,
@@ -60,6 +61,7 @@ def options_calls(folder: Path, own_controller: ControllerThread) -> Iterator[Cl
         pool_name="options",
         limits=LIMITS,
         sub_block_reuse=True,
+        merge_duplicates=True,
     )
     with worker_thread(config, strict_runner(folder, block_count=1_000)) as (_, client):
         yield client
@@ -127,6 +129,40 @@ def test_s23_every_shared_token_is_reused_where_a_match_may_end_inside_a_block(
 
     assert warm.finished.cached_token_count == shared_count
     assert warm.token_ids == cold.token_ids
+
+
+def test_s15_equal_blocks_of_every_group_become_one(
+    folder: Path, own_controller: ControllerThread
+) -> None:
+    """S15, S23: two answers that read no cache share all their full blocks once these are written,
+    in each of four groups, and stay what they are."""
+    config = WorkerConfig(
+        controller=own_controller.address, pool_name="merging", limits=LIMITS, merge_duplicates=True
+    )
+    prompt = tokens(17, seed=8)
+    request = tokens_request(prompt, skip_cache_read=True, token_count_max=12, **FIELDS)
+    with stubs(own_controller.address) as control:
+
+        def held_block_count() -> int:
+            wanted = inspect_pb2.GetPoolRequest(pool_name="merging")
+            return int(control.inspect.GetPool(wanted).pool.held_block_count)
+
+        wrapping = Wrapping(lambda inner: ObservingRunner(inner, held_block_count))
+        runner = strict_runner(folder, block_count=200)
+        with worker_thread(config, runner, wrap_runner=wrapping) as (_, client):
+            alone = client.generate(request).token_ids
+            wait_idle(control, "merging")
+            wrapping.runner.seen.clear()
+            streams = [client.worker.Generate(request, timeout=60) for _ in range(2)]
+            answers = [collect(stream).token_ids for stream in streams]
+            wait_idle(control, "merging")
+            control.admin.VerifyPool(admin_pb2.VerifyPoolRequest(pool_name="merging"))
+
+    assert answers == [alone, alone]
+    # Each has four full blocks and a partial one per group when the prompt is computed.
+    seen = wrapping.runner.seen
+    assert max(seen) == 4 * 2 * 5
+    assert seen[seen.index(4 * 2 * 5) + 1] == 4 * (4 + 2)
 
 
 def test_s23_long_answer_holds_one_window_per_group(calls: Client) -> None:

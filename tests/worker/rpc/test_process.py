@@ -46,8 +46,9 @@ def options(folder: Path, controller_address: str, *more: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def lonely(tiny_folder: Path) -> Iterator[WorkerProcess]:
-    """A worker whose controller's address nobody serves."""
-    with worker_process(*options(tiny_folder, "127.0.0.1:1")) as worker:
+    """A worker on the CPU whose controller's address nobody serves."""
+    choices = ("--device", "cpu", "--attention-backend", "auto")
+    with worker_process(*options(tiny_folder, "127.0.0.1:1", *choices)) as worker:
         yield worker
 
 
@@ -64,13 +65,23 @@ def test_worker_without_controller_says_so(lonely: WorkerProcess) -> None:
     assert [line for line in lonely.log if not line.startswith("{")] == []
 
 
+def test_log_and_info_name_the_backend_that_runs(lonely: WorkerProcess) -> None:
+    """Which one "auto" is on this device."""
+    events = [json.loads(line) for line in lonely.log if line.startswith("{")]
+    (loaded,) = [event for event in events if event["event"] == "model_loaded"]
+    assert (loaded["device"], loaded["attention_backend"]) == ("cpu", "torch")
+    with client(lonely.address) as calls:
+        assert calls.info().attention_backend == "torch"
+
+
 def test_the_pool_is_told_before_it_is_served(lonely: WorkerProcess) -> None:
     """How much memory it takes, for how many blocks and tokens: one line in the log."""
     events = [json.loads(line) for line in lonely.log if line.startswith("{")]
     names = [event["event"] for event in events]
     (told,) = [event for event in events if event["event"] == "model_setup"]
     assert re.fullmatch(
-        r"CPU: pool [\d.]+ .iB: [\d,]+ blocks of \d+, [\d,]+ tokens, .* each", told["step"]
+        r"CPU: pool [\d.]+ .iB: [\d,]+ blocks of \d+, [\d,]+ tokens, .* each in float32",
+        told["step"],
     )
     assert names.index("model_setup") < names.index("worker_started")
 
@@ -119,9 +130,13 @@ def test_told_to_end_it_ends_cleanly(
         (["--block-size", "0"], 2, "--block-size is 0"),
         (["--block-size", "4097"], 2, "--block-size is 4097, but must be 1 to 4096"),
         (["--block-count", "1"], 2, "--block-count is 1"),
-        (["--token-budget", "3"], 2, "token_budget is 3"),
-        (["--device", "abacus"], 2, "device 'abacus' is none of auto, cpu, cuda, cuda:N"),
-        (["--dtype", "int3"], 2, "dtype 'int3' is none of auto, float32, bfloat16, float16"),
+        (["--token-budget", "3"], 2, "--token-budget is 3, but must be above --running-seq"),
+        (["--token-budget", str(2**40)], 2, f"--token-budget is {2**40}, but must be 1 to"),
+        (["--running-sequence-count-max", "1025"], 2, "-count-max is 1025, but must be 1 to 1024"),
+        (["--device", "abacus"], 2, "--device is 'abacus', but must be one of auto, cpu, cuda,"),
+        (["--dtype", "int3"], 2, "--dtype is 'int3', but must be one of auto, float32, bfloat16,"),
+        (["--lease-ms", "-4"], 2, "--lease-ms is -4, but must be at least 0"),
+        (["--controller-wait-s", "nan"], 2, "--controller-wait-s is nan, but must be at least 0"),
         (["--kv-dtype", "int3"], 2, "--kv-dtype is 'int3', but must be one of auto, int8, fp8"),
         (["--log-level", "loud"], 2, "--log-level must be one of"),
         (["--lora", "poet"], 2, "'poet' is neither NAME=FOLDER nor NAME@VERSION=FOLDER"),

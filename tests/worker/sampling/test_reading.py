@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from prefixd.worker.reading import LogitRead, read_logits, single_draws
-from prefixd.worker.sampling import Draw, SamplingOptions, sample
+from prefixd.worker.sampling import Draw, SamplingOptions, choose
 
 GREEDY = Draw(SamplingOptions(), 0)
 DRAWN = Draw(SamplingOptions(temperature=1.0, seed=9), 4)
@@ -25,12 +25,12 @@ def test_chunks_are_read_side_by_side() -> None:
     targets, drawn, nothing, everything = read_logits(logits, [2, 2, 1, 2], reads)
     assert targets.target_logprobs == (logprobs[0, 3].item(), logprobs[1, 29].item())
     assert drawn.token_ids == (
-        (int(logits[2].argmax()), *sample(logits[2:3], [DRAWN])),
+        (int(logits[2].argmax()), int(choose(logits[2:3], [DRAWN]))),
         (int(logits[3].argmax()),),
     )
     assert (nothing.target_logprobs, nothing.token_ids, nothing.top) == ((), (), ())
     assert everything.target_logprobs == (logprobs[5, 7].item(),)
-    assert everything.token_ids == (tuple(sample(logits[6:7], [DRAWN])),)
+    assert everything.token_ids == ((int(choose(logits[6:7], [DRAWN])),),)
     expected = torch.topk(logprobs[6], 2)
     assert [one.token_id for one in everything.top] == expected.indices.tolist()
     assert [one.logprob for one in everything.top] == expected.values.tolist()

@@ -3,29 +3,45 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from prefixd.worker.sampling import (
     ROWS_AT_ONCE,
     Draw,
+    DrawField,
     SamplingInvalid,
     SamplingOptions,
+    choose,
     draw_parameters,
     draw_rows,
-    probabilities,
-    sample,
+    weigh,
 )
 
 LOGITS = torch.tensor([1.0, 3.0, 2.0, -torch.inf, 0.0])
 
 
+def sample(logits: torch.Tensor, rows: Sequence[Draw]) -> list[int]:
+    """The chosen tokens, one per row."""
+    token_ids: list[int] = choose(logits, rows).tolist()
+    return token_ids
+
+
+def probabilities(logits: torch.Tensor, options: SamplingOptions) -> dict[int, float]:
+    """The probability of each token id; zero for those that the options remove."""
+    parameters = torch.from_numpy(draw_parameters([Draw(options, 0)]))
+    token_ids, weights = weigh(logits[None], parameters)
+    shares = weights[0] / weights.sum()
+    return dict(zip(token_ids[0].tolist(), shares.tolist(), strict=True))
+
+
 def kept(options: SamplingOptions, logits: torch.Tensor = LOGITS) -> set[int]:
     """The token ids that can be drawn."""
-    token_ids, weights = probabilities(logits, options)
-    return {int(i) for i, weight in zip(token_ids, weights, strict=True) if weight > 0}
+    return {token_id for token_id, share in probabilities(logits, options).items() if share > 0}
 
 
 def draws(options: SamplingOptions, count: int, logits: torch.Tensor = LOGITS) -> list[int]:
@@ -86,10 +102,10 @@ def test_top_p_counts_what_top_k_left() -> None:
 
 def test_temperature_sharpens_and_flattens() -> None:
     """Low temperatures approach greedy, high ones the uniform distribution."""
-    sharp = probabilities(LOGITS, SamplingOptions(temperature=0.05))[1]
-    flat = probabilities(LOGITS, SamplingOptions(temperature=100.0))[1]
-    assert sharp[0] > 0.999_999
-    assert flat[3] > 0.24
+    sharp = probabilities(LOGITS, SamplingOptions(temperature=0.05))
+    flat = probabilities(LOGITS, SamplingOptions(temperature=100.0))
+    assert sharp[1] > 0.999_999
+    assert flat[4] > 0.24
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-40, 1e-6])
@@ -120,9 +136,8 @@ def test_draw_does_not_depend_on_its_batch() -> None:
 
 
 def test_rows_drawn_on_the_device_are_those_sampled() -> None:
-    """Greedy and drawn rows beside each other, in more parts than one."""
+    """In more parts than one."""
     options = [
-        SamplingOptions(seed=1),
         SamplingOptions(temperature=0.8, seed=2),
         SamplingOptions(temperature=1.5, top_k=3, seed=3),
         SamplingOptions(temperature=1.0, top_p=0.6, seed=2**64 - 1),
@@ -134,6 +149,17 @@ def test_rows_drawn_on_the_device_are_those_sampled() -> None:
     drawn = draw_rows(logits, torch.from_numpy(draw_parameters(rows)))
     assert drawn.tolist() == sample(logits, rows)
     assert drawn.tolist() != logits.argmax(dim=-1).tolist()
+
+
+def test_uniform_numbers_are_numpys() -> None:
+    """Seed and position name one number of a published generator, in whatever order they come."""
+    places = [(0, 0), (2**64 - 1, 1), (5, 10_000_000), (5, 7), (5, 7), (0, 0)]
+    rows = [Draw(SamplingOptions(temperature=1.0, seed=seed), at) for seed, at in places]
+    expected = [
+        np.random.Generator(np.random.Philox(key=seed, counter=at << 64)).random()
+        for seed, at in places
+    ]
+    assert draw_parameters(rows)[DrawField.UNIFORM].tolist() == expected
 
 
 @pytest.mark.parametrize(

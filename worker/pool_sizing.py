@@ -107,14 +107,20 @@ def _size_on_gpu(
     # Imported here: it needs all that runs a model.
     from prefixd.worker.model.memory_profile import measure_memory
 
-    memory = measure_memory(
-        model,
-        backend,
-        config.limits,
-        block_size=config.block_size,
-        kv_dtype=kv_dtype,
-        records_graphs=records_graphs,
-    )
+    try:
+        memory = measure_memory(
+            model,
+            backend,
+            config.limits,
+            block_size=config.block_size,
+            kv_dtype=kv_dtype,
+            records_graphs=records_graphs,
+        )
+    except torch.OutOfMemoryError as error:
+        raise PoolTooLarge(
+            f"--token-budget is {config.limits.token_budget}, but a pass of as many tokens does not"
+            f" fit the memory of {model.device}: {error}"
+        ) from error
     utilization = config.gpu_memory_utilization
     line = memory.describe(utilization)
     byte_count_max = memory.pool_byte_count_max(utilization)
