@@ -51,9 +51,8 @@ def check_layers(
         reason = _layer_reason(layer, backend)
         if reason is not None:
             raise ModelRefused(model_name=model_name, reason=f"layer {index}: {reason}")
-    context_token_count_max = getattr(config, "max_position_embeddings", None)
-    if context_token_count_max is None or context_token_count_max < 1:
-        reason = f"its configuration states max_position_embeddings {context_token_count_max}"
+    if getattr(config, "max_position_embeddings", None) is None:
+        reason = "its configuration states no max_position_embeddings"
         raise ModelRefused(model_name=model_name, reason=reason)
 
 
@@ -61,6 +60,9 @@ def _config_reason(config: Any) -> str | None:
     text_config = config.get_text_config()
     if config.is_encoder_decoder:
         return "it is an encoder-decoder"
+    context_token_count_max = getattr(text_config, "max_position_embeddings", None)
+    if context_token_count_max is not None and context_token_count_max < 1:
+        return f"its configuration states max_position_embeddings {context_token_count_max}"
     if _has_alibi(text_config):
         return "its attention adds a bias by distance (ALiBi), which paged attention does not"
     for rope_type in _rope_types(getattr(text_config, "rope_parameters", None)):

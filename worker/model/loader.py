@@ -25,7 +25,7 @@ from prefixd.worker.model.probe import ProbedLayer, probe_layers
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
 
-_UNREADABLE = (ImportError, OSError, SafetensorError, StrictDataclassError, ValueError)
+_UNREADABLE = (OSError, SafetensorError, StrictDataclassError, ValueError)
 """What transformers raises at files that it cannot read, or that contradict themselves."""
 _OFFLINE = {"local_files_only": True, "trust_remote_code": False}
 """Nothing is fetched, no code of a folder runs, and nobody is asked on the terminal."""
@@ -179,7 +179,7 @@ def _refusing(model_name: str) -> Iterator[None]:
         # Older model code picks its attention class by name.
         reason = f"its attention cannot be replaced: {error} is unknown to it"
         raise ModelRefused(model_name=model_name, reason=reason) from error
-    except ValueError as error:
+    except (ImportError, ValueError) as error:
         raise ModelRefused(model_name=model_name, reason=str(error)) from error
 
 

@@ -1,7 +1,8 @@
 """`python -m prefixd.worker.parallel RANK COMMANDS ANSWERS`: one rank above 0, for rank 0 alone.
 
-COMMANDS and ANSWERS are the file descriptors of the pipes that lead here from rank 0 and back. The
-process ends when rank 0 closes the first one or ends, whatever it is doing then.
+COMMANDS and ANSWERS are the file descriptors of the pipes that lead here from rank 0 and back; RANK
+is for people who look at a list of processes. The process ends when rank 0 closes the first pipe or
+ends, whatever it is doing then.
 """
 
 import os

@@ -72,7 +72,6 @@ UNAVAILABLE: dict[str, tuple[Callable[[Path], None], str]] = {
         settings(vocab_size=300),
         r"lm_head.weight has shape \(258, 64\), but its configuration says \(300, 64\)",
     ),
-    "packages": (settings(quantization_config={"quant_method": "gptq", "bits": 4}), "optimum"),
     "tokenizer": (damaged_tokenizer, ": Expecting property name"),
     "code": (settings(model_type="unheard", auto_map=CODE), "contains custom code"),
 }
@@ -80,6 +79,7 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
     "nan": (damaged_layer, "a forward of 4 tokens makes NaN: its weights are damaged"),
     "context": (settings(max_position_embeddings=0), "states max_position_embeddings 0"),
     "layers": (settings(num_hidden_layers=0), "it has no layers"),
+    "packages": (settings(quantization_config={"quant_method": "gptq", "bits": 4}), "optimum"),
 }
 
 
