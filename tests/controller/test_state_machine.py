@@ -1,5 +1,6 @@
 """Drives the core's pool and the naive model side by side with whatever hypothesis can think of."""
 
+from typing import NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -9,12 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from prefixd.controller.core import invariants
-from prefixd.controller.core.errors import BlocksInUse, CacheError
+from prefixd.controller.core.errors import CacheError
 from prefixd.controller.core.hashing import HASHES, Hasher
 from prefixd.controller.core.hints import RetentionHint
 from prefixd.controller.core.limits import STEPS_IN_FLIGHT_MAX
 from prefixd.controller.core.messages import (
-    BlockId,
     CloseEntry,
     CloseReason,
     DecodeOutcome,
@@ -22,6 +22,7 @@ from prefixd.controller.core.messages import (
     FailedSteps,
     Handle,
     Identity,
+    OpenEntry,
     OpenOutcome,
     PoolSpec,
     Refusal,
@@ -40,8 +41,8 @@ from tests.model.compare import (
     assert_equal_tables,
 )
 from tests.model.digests import root_digest
-from tests.model.eviction import evict
 from tests.model.malformed import MALFORMED
+from tests.model.operators import bump_both, evict_both, flush_both, match_both
 from tests.model.sequence import NaiveSequence
 from tests.model.steps import NaiveLog
 from tests.model.strategies import (
@@ -57,14 +58,32 @@ from tests.model.strategies import (
     rows,
 )
 
+pytestmark = pytest.mark.timeout(600)
+
 SEED = "0"
 STEP_MS = 10
 """Time that passes from one step to the next."""
 SEQUENCES_MAX = 6
-OFTEN = st.booleans()
-RARELY = st.sampled_from((False, False, True))
-LOOKS = st.sampled_from((False, False, False, True))
-LAGS = st.sampled_from((0, 1, 0, 2, 3))
+
+
+class When(NamedTuple):
+    """When a step is sent, and confirmed."""
+
+    lag: int
+    more: bool
+    look: bool
+
+
+WHEN = st.sampled_from(
+    [
+        When(lag, more, look)
+        for lag in (0, 1, 0, 2, 3)
+        for more in (False, False, True)
+        for look in (False, False, False, True)
+    ]
+)
+"""How many steps are left unconfirmed; whether entries are added to the step; whether all that can
+be seen is compared."""
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -80,6 +99,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.prompts: list[list[int]] = [[1, 0, 1, 1, 0, 0, 1, 0, 1, 0, 0, 0]]
         self.preempted: list[tuple[list[int], Identity, int]] = []
         self.opened_count = 0
+        self.is_sound = False
 
     @initialize(algorithm=st.sampled_from(sorted(HASHES)), spec=pool_specs())
     def register(self, algorithm: str, spec: PoolSpec) -> None:
@@ -89,6 +109,7 @@ class PoolMachine(RuleBasedStateMachine):
         with mock.patch.dict(EVICTION_POLICIES, {"arbitrary": Arbitrary}):
             self.pool = Pool(spec, epoch=1, hasher=Hasher(algorithm, seed=SEED))
             self.model = NaiveLog(spec)
+        self.is_sound = True
 
     # Building and sending steps.
 
@@ -121,6 +142,7 @@ class PoolMachine(RuleBasedStateMachine):
         )
         self.begun, self.entries = None, []
         expected = self.model.finish_step()
+        self.is_sound = False
         reply = self.pool.apply_step(step, now_ms=step.step_id * STEP_MS)
         self.sent[step.step_id], self.replies[step.step_id] = step, reply
         assert_equal_replies(of_core=reply, of_model=expected)
@@ -128,15 +150,39 @@ class PoolMachine(RuleBasedStateMachine):
 
     def compare(self, *, look: bool) -> None:
         """Compares both pools; a look at the blocks makes the core compute its digests."""
+        self.is_sound = False
         invariants.check(self.pool)
         assert_equal_tables(self.pool, self.model)
         if look:
             assert_equal_pools(self.pool, self.model, algorithm=self.algorithm, root=self.root)
+        self.is_sound = True
 
     def make_room(self, *reasons: str) -> None:
         """Closes the oldest sequence where the pool was exhausted, as an engine would."""
         if "POOL_EXHAUSTED" in reasons and self.model.sequences:
             self.add(CloseEntry(self.pick(0).handle, CloseReason.ABORTED))
+
+    def has_sequence(self, number: int) -> bool:
+        """Repeats a prompt where no sequence is open, so that the next entry has one to act on;
+        False where that is refused."""
+        if not self.model.sequences:
+            self.repeat_prompt(number)
+        return bool(self.model.sequences)
+
+    def repeat_prompt(self, number: int) -> None:
+        """Opens a sequence with a prompt that was seen before."""
+        handle, name = self.next_name()
+        prompt = self.prompt(number)
+        self.add(OpenEntry(handle, name, np.array(prompt, np.uint32)))
+
+    def prompt(self, number: int) -> list[int]:
+        """Picks a prompt that was seen before; 0 is the last one."""
+        return self.prompts[-1 - number % len(self.prompts)]
+
+    def token_ids(self, opening: Opening) -> list[int]:
+        """Returns the tokens of an opening, which begin as a prompt that was seen before does."""
+        prompt = self.prompt(opening.prompt)
+        return [*prompt[: opening.shared_token_count], *opening.token_ids]
 
     def pick(self, number: int) -> NaiveSequence:
         """Picks an open sequence."""
@@ -151,12 +197,11 @@ class PoolMachine(RuleBasedStateMachine):
     # Entries.
 
     @precondition(lambda self: len(self.model.sequences) < SEQUENCES_MAX)
-    @rule(opening=openings(), lag=LAGS, more=RARELY, look=LOOKS)
-    def open(self, opening: Opening, lag: int, more: bool, look: bool) -> None:
+    @rule(opening=openings(), when=WHEN)
+    def open(self, opening: Opening, when: When) -> None:
         """Opens a sequence, most often behind a prompt that was seen before."""
-        self.begin(lag=lag, budget=opening.token_budget)
-        prompt = self.prompts[opening.prompt % len(self.prompts)]
-        token_ids = [*prompt[: opening.shared_token_count], *opening.token_ids]
+        self.begin(lag=when.lag, budget=opening.token_budget)
+        token_ids = self.token_ids(opening)
         self.prompts = [*self.prompts[-7:], token_ids]
         handle, name = self.next_name()
         if opening.repeats_name and self.model.sequences:
@@ -164,14 +209,19 @@ class PoolMachine(RuleBasedStateMachine):
         outcome = self.add(opening.entry(handle, name, token_ids))
         if isinstance(outcome, Refusal):
             self.make_room(outcome.reason)
-        if not more:
-            self.send(look=look)
+        if not when.more:
+            self.send(look=when.look)
 
-    @precondition(lambda self: self.preempted and len(self.model.sequences) < SEQUENCES_MAX)
-    @rule(opening=openings(), lag=LAGS, more=RARELY, look=LOOKS)
-    def open_again(self, opening: Opening, lag: int, more: bool, look: bool) -> None:
-        """Opens a preempted sequence again with all its tokens."""
-        self.begin(lag=lag, budget=opening.token_budget)
+    @precondition(lambda self: len(self.model.sequences) < SEQUENCES_MAX)
+    @rule(opening=openings(), when=WHEN)
+    def open_again(self, opening: Opening, when: When) -> None:
+        """Opens a preempted sequence again with all its tokens, or repeats a prompt."""
+        self.begin(lag=when.lag, budget=opening.token_budget)
+        if not self.preempted:
+            self.repeat_prompt(opening.prompt)
+            if not when.more:
+                self.send(look=when.look)
+            return
         token_ids, identity, preemption_count = self.preempted.pop()
         handle, name = self.next_name()
         entry = opening.entry_again(
@@ -179,87 +229,84 @@ class PoolMachine(RuleBasedStateMachine):
         )
         if not isinstance(self.add(entry), OpenOutcome):
             self.preempted.append((token_ids, identity, preemption_count))
-        if not more:
-            self.send(look=look)
+        if not when.more:
+            self.send(look=when.look)
 
-    @precondition(lambda self: self.model.sequences)
-    @rule(extension=extensions(), lag=LAGS, more=RARELY, look=LOOKS)
-    def extend(self, extension: Extension, lag: int, more: bool, look: bool) -> None:
+    @rule(extension=extensions(), when=WHEN)
+    def extend(self, extension: Extension, when: When) -> None:
         """Adds tokens, a chunk, drafts, lookahead slots; takes drafts back."""
-        self.begin(lag=lag, budget=extension.token_budget)
-        self.add(extension.entry(self.pick(extension.sequence)))
-        if not more:
-            self.send(look=look)
+        self.begin(lag=when.lag, budget=extension.token_budget)
+        if self.has_sequence(extension.sequence):
+            self.add(extension.entry(self.pick(extension.sequence)))
+        if not when.more:
+            self.send(look=when.look)
 
-    @precondition(lambda self: 0 < len(self.model.sequences) < SEQUENCES_MAX)
-    @rule(drawn=forkings(), lag=LAGS, more=OFTEN, look=LOOKS)
-    def fork(self, drawn: Forking, lag: int, more: bool, look: bool) -> None:
+    @precondition(lambda self: len(self.model.sequences) < SEQUENCES_MAX)
+    @rule(drawn=forkings(), when=WHEN)
+    def fork(self, drawn: Forking, when: When) -> None:
         """Forks a sequence; children often write in the same step."""
-        self.begin(lag=lag)
-        handle, name = self.next_name()
-        self.add(drawn.entry(self.pick(drawn.sequence), handle, name))
-        if not more:
-            self.send(look=look)
+        self.begin(lag=when.lag)
+        if self.has_sequence(drawn.sequence):
+            handle, name = self.next_name()
+            self.add(drawn.entry(self.pick(drawn.sequence), handle, name))
+        if not when.more:
+            self.send(look=when.look)
 
-    @precondition(lambda self: self.model.sequences)
-    @rule(drawn=rows(), lag=LAGS, more=RARELY, look=LOOKS)
-    def decode(self, drawn: list[Row], lag: int, more: bool, look: bool) -> None:
+    @rule(drawn=rows(), when=WHEN)
+    def decode(self, drawn: list[Row], when: When) -> None:
         """Decodes some or all sequences; a row may name a wrong place or no sequence."""
-        self.begin(lag=lag)
+        self.begin(lag=when.lag)
         parts: dict[int, tuple[int, int, int, tuple[int, ...]]] = {}
-        for row in drawn:
+        for row in drawn if self.has_sequence(drawn[0].sequence) else ():
             sequence = self.pick(row.sequence)
             handle = int(sequence.handle) + (1_000 if row.names_nobody else 0)
             place = sequence.scheduled + row.misplaced_by
             parts[handle] = (handle, max(place, 0), sequence.known, row.token_ids)
-        outcome = self.add(columns(list(parts.values())))
-        assert isinstance(outcome, DecodeOutcome)
-        self.make_room(*(row.reason for row in outcome.deferred_rows))
-        if not more:
-            self.send(look=look)
+        if parts:
+            outcome = self.add(columns(list(parts.values())))
+            assert isinstance(outcome, DecodeOutcome)
+            self.make_room(*(row.reason for row in outcome.deferred_rows))
+        if not when.more:
+            self.send(look=when.look)
 
     @precondition(lambda self: self.model.sequences)
     @rule(
         number=st.integers(0, 7),
         reason=st.sampled_from(CloseReason),
         hint=st.none() | retention_hints(),
-        lag=LAGS,
-        more=RARELY,
-        look=LOOKS,
+        when=WHEN,
     )
     def close(
         self,
         number: int,
         reason: CloseReason,
         hint: RetentionHint | None,
-        lag: int,
-        more: bool,
-        look: bool,
+        when: When,
     ) -> None:
         """Closes a sequence; a preempted one may be opened again."""
-        self.begin(lag=lag)
+        self.begin(lag=when.lag)
         sequence = self.pick(number)
         if reason is CloseReason.PREEMPTED:
             self.preempted.append(
                 (list(sequence.token_ids), sequence.identity, sequence.preemption_count + 1)
             )
         self.add(CloseEntry(sequence.handle, reason, hint))
-        if not more:
-            self.send(look=look)
+        if not when.more:
+            self.send(look=when.look)
 
     # The log.
 
-    @rule(lag=LAGS, look=LOOKS)
-    def confirm(self, lag: int, look: bool) -> None:
+    @rule(when=WHEN)
+    def confirm(self, when: When) -> None:
         """Sends what is begun, or an empty step."""
-        self.begin(lag=lag)
-        self.send(look=look)
+        self.begin(lag=when.lag)
+        self.send(look=when.look)
 
     @precondition(
         lambda self: self.begun is None and self.model.applied_step_id > self.model.settled_step_id
     )
-    @rule(executed=st.integers(0, 3), more=RARELY, look=LOOKS)
-    def fail(self, executed: int, more: bool, look: bool) -> None:
+    @rule(executed=st.integers(0, 3), when=WHEN)
+    def fail(self, executed: int, when: When) -> None:
         """Reports that the last steps were not executed."""
         applied, settled = self.model.applied_step_id, self.model.settled_step_id
         executed = min(settled + executed, applied - 1)
@@ -270,8 +317,8 @@ class PoolMachine(RuleBasedStateMachine):
         )
         self.model.now_ms = self.begun.step_id * STEP_MS
         self.model.begin_step(self.begun)
-        if not more:
-            self.send(look=look)
+        if not when.more:
+            self.send(look=when.look)
 
     # Calls that change little or nothing, in one rule: entries should be drawn more often.
 
@@ -282,7 +329,7 @@ class PoolMachine(RuleBasedStateMachine):
         ),
         number=st.integers(0, len(MALFORMED) - 1),
         opening=openings(),
-        look=LOOKS,
+        look=st.booleans(),
     )
     def call_aside(self, call: str, number: int, opening: Opening, look: bool) -> None:
         """Makes a call that is no next step."""
@@ -292,15 +339,22 @@ class PoolMachine(RuleBasedStateMachine):
             case "malform":
                 self.malform(sorted(MALFORMED)[number])
             case "match":
-                self.match(opening)
+                match_both(self.pool, self.model, self.token_ids(opening), opening.identity)
             case "hash_slice":
                 self.pool.hash_slice(1 + number)
             case "flush":
-                self.flush()
+                flush_both(self.pool, self.model)
             case "bump":
-                self.bump(("w2", "w1", "")[number % 3])
+                bump_both(self.pool, self.model, ("w2", "w1", "")[number % 3])
             case "evict":
-                self.evict(number)
+                evict_both(
+                    self.pool,
+                    self.model,
+                    number,
+                    by_digest=bool(number % 2),
+                    algorithm=self.algorithm,
+                    root=self.root,
+                )
         self.compare(look=look)
 
     def repeat(self, number: int) -> None:
@@ -317,48 +371,10 @@ class PoolMachine(RuleBasedStateMachine):
             self.pool.apply_step(MALFORMED[name](self.model), now_ms=0)
         assert refused.value.reason == name.split(maxsplit=1)[0]
 
-    def match(self, opening: Opening) -> None:
-        """Matching agrees; that it changes nothing is compared behind it (S8)."""
-        prompt = self.prompts[opening.prompt % len(self.prompts)]
-        token_ids = [*prompt[: opening.shared_token_count], *opening.token_ids]
-        found = self.pool.match_prefix(np.array(token_ids, np.uint32), opening.identity)
-        assert found == self.model.match_prefix(token_ids, opening.identity)
-
-    def flush(self) -> None:
-        """A flush drops the same blocks or is refused with the same count (S21)."""
-        try:
-            expected: object = self.model.flush()
-        except BlocksInUse as refused:
-            expected = refused.numbers
-        try:
-            dropped: object = self.pool.flush()
-        except BlocksInUse as refused:
-            dropped = refused.numbers
-        assert dropped == expected
-
-    def bump(self, model_version: str) -> None:
-        """Another version of the weights comes into force (S4)."""
-        dropped = self.pool.set_model_version(model_version)
-        assert dropped == self.model.set_model_version(model_version)
-
-    def evict(self, number: int) -> None:
-        """Evicts what two blocks hold, published ones by their digests or not (S13, S19)."""
-        usable_count = self.model.spec.block_count - 1
-        named = {BlockId(1 + drawn % usable_count) for drawn in (number, number * 7)}
-        published = self.model.published()
-        digested = {published[block] for block in named if block in published and number % 2}
-        digests = {
-            self.model.digest_of(place, algorithm=self.algorithm, root=self.root)
-            for place in digested
-        }
-        named = {block for block in named if published.get(block) not in digested}
-        dropped = self.pool.evict_blocks(block_ids=named, digests=digests)
-        expected = evict(self.model, named, digested)
-        assert (dropped.block_count, dropped.held_block_count) == expected
-
     def teardown(self) -> None:
-        """Closes everything: nothing is held, and a flush succeeds."""
-        if not hasattr(self, "pool"):
+        """Closes everything: nothing is held, and a flush succeeds. Where something differed
+        before, that is the error to tell."""
+        if not self.is_sound:
             return
         self.begin(lag=0)
         for handle in list(self.model.sequences):
