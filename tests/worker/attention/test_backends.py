@@ -20,7 +20,7 @@ from prefixd.worker.attention.seam import LayerTraits
 from tests.support.backends import build_batch, every_backend
 
 BLOCK_SIZE = 8
-SLOT_COUNT = 100 * BLOCK_SIZE
+BLOCK_COUNT = 100
 
 # (context tokens, query tokens): one token, around a block's and a key tile's edges, a cold start,
 # more query rows than one query tile holds.
@@ -57,23 +57,27 @@ CASES = {
 class Scene:
     """Sequences of all sizes in one batch, their tables scattered; all other slots hold NaN."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, *, block_size: int = BLOCK_SIZE) -> None:
+        self.block_size = block_size
         generator = torch.Generator().manual_seed(5)
 
         def normal(*shape: int) -> Tensor:
             return torch.randn(shape, generator=generator) * 2.0
 
-        blocks = (torch.randperm(99, generator=generator) + 1).tolist()
+        needed = sum(-(-context // block_size) for context, _ in SIZES)
+        block_count = max(BLOCK_COUNT, needed + 1)
+        blocks = (torch.randperm(block_count - 1, generator=generator) + 1).tolist()
+        slot_count = block_count * block_size
         self.sequences: list[SequenceRows] = []
         row = 0
         for context, query in SIZES:
-            count = -(-context // BLOCK_SIZE)
+            count = -(-context // block_size)
             table, blocks = tuple(blocks[:count]), blocks[count:]
             self.sequences.append(SequenceRows(row, query, context, table))
             row += query
         self.query = normal(row, case.query_head_count, case.key_width)
-        self.keys = torch.full((SLOT_COUNT, case.kv_head_count, case.key_width), torch.nan)
-        self.values = torch.full((SLOT_COUNT, case.kv_head_count, case.value_width), torch.nan)
+        self.keys = torch.full((slot_count, case.kv_head_count, case.key_width), torch.nan)
+        self.values = torch.full((slot_count, case.kv_head_count, case.value_width), torch.nan)
         self.traits = LayerTraits(
             scaling=case.key_width**-0.5,
             window_token_count=case.window_token_count,
@@ -90,18 +94,18 @@ class Scene:
             rows = sequence.query_rows
             self.expected[rows] = dense(self.query[rows], keys, values, self.traits).float()
 
-    @staticmethod
-    def slots_of(sequence: SequenceRows) -> list[int]:
+    def slots_of(self, sequence: SequenceRows) -> list[int]:
         """Slot of every position of the context."""
+        size = self.block_size
         return [
-            sequence.block_ids[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
+            sequence.block_ids[position // size] * size + position % size
             for position in range(sequence.context_token_count)
         ]
 
     def batch(self, *sequences: SequenceRows, row_count: int) -> AttentionBatch:
         """A batch of some sequences."""
         slots = torch.zeros(row_count, dtype=torch.int64)
-        return build_batch(slots, sequences, block_size=BLOCK_SIZE)
+        return build_batch(slots, sequences, block_size=self.block_size)
 
     def attend(self, backend: str, *, padding: int = 0) -> Tensor:
         """All sequences at once."""
@@ -136,6 +140,14 @@ def dense(query: Tensor, keys: Tensor, values: Tensor, traits: LayerTraits) -> T
 def test_backend_equals_dense_float64(case: str, backend: str) -> None:
     """All sizes in one batch; nothing is read beside the sequences' own slots."""
     scene = Scene(CASES[case])
+    torch.testing.assert_close(scene.attend(backend), scene.expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("backend", every_backend())
+@pytest.mark.parametrize("block_size", [1, 16, 64, 256])
+def test_blocks_may_have_any_size(block_size: int, backend: str) -> None:
+    """From one slot per block to blocks longer than any context."""
+    scene = Scene(CASES["everything"], block_size=block_size)
     torch.testing.assert_close(scene.attend(backend), scene.expected, atol=1e-5, rtol=1e-5)
 
 
