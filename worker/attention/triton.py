@@ -41,6 +41,8 @@ class TritonBackend:
         if not (torch.cuda.is_available() or knobs.runtime.interpret):
             raise BackendUnavailable(name="triton", reason="this machine has no usable GPU")
         self._planners: dict[PlannerKey, Planner] = {}
+        # A step may have a pass of prompts before its recorded one, whose plan should outlive it.
+        self._recorded_planners: dict[PlannerKey, Planner] = {}
 
     def refusal(self, heads: LayerHeads, traits: LayerTraits) -> str | None:
         """Serves layers whose heads the kernels have tiles for."""
@@ -68,7 +70,7 @@ class TritonBackend:
 
     def static_plan(self, *, row_count: int, blocks_per_sequence: int) -> "StaticTritonPlan":
         """Makes a plan whose buffers have room for any such pass of decode."""
-        return StaticTritonPlan(row_count, blocks_per_sequence, self._planners)
+        return StaticTritonPlan(row_count, blocks_per_sequence, self._recorded_planners)
 
 
 @dataclass(frozen=True, slots=True)
