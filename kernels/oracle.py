@@ -22,14 +22,14 @@ class Geometry:
     """Shape and dtypes of a layer.
 
     Attributes:
-        query_heads, kv_heads: heads; the former is a multiple of the latter.
+        query_head_count, kv_head_count: heads; the former is a multiple of the latter.
         key_width, value_width: elements per head.
         dtype: of queries, and of K and V unless they are 8-bit.
         kv_dtype: an 8-bit format of K and V; None: they are of ``dtype``.
     """
 
-    query_heads: int = 2
-    kv_heads: int = 1
+    query_head_count: int = 2
+    kv_head_count: int = 1
     key_width: int = 16
     value_width: int = 16
     dtype: torch.dtype = torch.float32
@@ -114,7 +114,7 @@ def make_scene(layout: PassLayout, geometry: Geometry, *, seed: int = 0) -> Scen
         written[context_slots(layout, index)] = True
 
     def pool(width: int) -> tuple[Tensor, Tensor | None]:
-        shape = (slot_count, geometry.kv_heads, width)
+        shape = (slot_count, geometry.kv_head_count, width)
         rows = torch.randn(shape, generator=generator)
         if geometry.kv_dtype in QUANTIZED_MAXIMA:
             quantized = quantize_rows(rows, geometry.kv_dtype)
@@ -126,7 +126,7 @@ def make_scene(layout: PassLayout, geometry: Geometry, *, seed: int = 0) -> Scen
 
     keys, key_scales = pool(geometry.key_width)
     values, value_scales = pool(geometry.value_width)
-    shape = (layout.row_count, geometry.query_heads, geometry.key_width)
+    shape = (layout.row_count, geometry.query_head_count, geometry.key_width)
     query = torch.randn(shape, generator=generator).to(geometry.dtype)
     return Scene(layout, LayerKv(keys, values, key_scales, value_scales), query)
 

@@ -22,9 +22,9 @@ from prefixd.kernels.work_buffers import work_tensors
 from prefixd.kernels.work_list import PassLayout
 
 HEAD_WIDTHS = (64, 80, 96, 128, 256)
-QUERY_HEADS = 16
+QUERY_HEAD_COUNT = 16
 """Of every kind, as are the next two."""
-KV_HEADS = 4
+KV_HEAD_COUNT = 4
 BLOCK_SIZE = 16
 
 _META = torch.device("meta")
@@ -109,12 +109,12 @@ def variants_of(kind: LayerKind) -> Iterator[Variant]:
 
 def _layer(kind: LayerKind) -> LayerKv:
     def pool(width: int) -> torch.Tensor:
-        shape = (_BLOCK_COUNT * BLOCK_SIZE, KV_HEADS, width)
+        shape = (_BLOCK_COUNT * BLOCK_SIZE, KV_HEAD_COUNT, width)
         return torch.empty(shape, dtype=kind.kv_dtype, device=_META)
 
     scales = None
     if kind.kv_dtype != kind.dtype:
-        scales = torch.empty((_BLOCK_COUNT * BLOCK_SIZE, KV_HEADS), device=_META)
+        scales = torch.empty((_BLOCK_COUNT * BLOCK_SIZE, KV_HEAD_COUNT), device=_META)
     return LayerKv(pool(kind.key_width), pool(kind.value_width), scales, scales)
 
 
@@ -133,10 +133,10 @@ def _attention(kind: LayerKind, layer: LayerKv) -> list[Launch]:
     )
     options = AttentionOptions(scaling=kind.key_width**-0.5)
     if kind.has_all_options:
-        sinks = torch.empty(QUERY_HEADS, dtype=kind.dtype, device=_META)
+        sinks = torch.empty(QUERY_HEAD_COUNT, dtype=kind.dtype, device=_META)
         options = AttentionOptions(options.scaling, 128, 50.0, sinks)
-    group_size = QUERY_HEADS // KV_HEADS
-    shape = (layout.row_count, QUERY_HEADS)
+    group_size = QUERY_HEAD_COUNT // KV_HEAD_COUNT
+    shape = (layout.row_count, QUERY_HEAD_COUNT)
     query = torch.empty((*shape, kind.key_width), dtype=kind.dtype, device=_META)
     output = torch.empty((*shape, kind.value_width), dtype=kind.dtype, device=_META)
     tiling = tiling_of_layer(query, layer)
@@ -147,7 +147,7 @@ def _attention(kind: LayerKind, layer: LayerKv) -> list[Launch]:
 
 
 def _store(kind: LayerKind, layer: LayerKv) -> list[Launch]:
-    shape = (64, KV_HEADS)
+    shape = (64, KV_HEAD_COUNT)
     return store_launches(
         layer,
         keys=torch.empty((*shape, kind.key_width), dtype=kind.dtype, device=_META),

@@ -133,11 +133,11 @@ def attention_pass(
     generator = torch.Generator(device).manual_seed(_SEED)
     slot_count = layout.block_count * layout.block_size
     layer = random_layer(geometry, slot_count=slot_count, generator=generator)
-    shape = (layout.row_count, geometry.query_heads)
+    shape = (layout.row_count, geometry.query_head_count)
     query = torch.empty((*shape, geometry.key_width), dtype=geometry.dtype, device=device)
     query.normal_(generator=generator)
     tiling = tiling_of_layer(query, layer)
-    group_size = geometry.query_heads // geometry.kv_heads
+    group_size = geometry.query_head_count // geometry.kv_head_count
     sizes = plan_sizes(tiling, group_size=group_size, window_token_count=None)
     work = work_tensors(layout, plan_work(planned_as or layout, sizes), device=device)
     output = query.new_empty((*shape, geometry.value_width))
@@ -150,7 +150,7 @@ def random_layer(geometry: Geometry, *, slot_count: int, generator: torch.Genera
     dtype = geometry.kv_dtype or geometry.dtype
 
     def pool(width: int) -> Tensor:
-        shape = (slot_count, geometry.kv_heads, width)
+        shape = (slot_count, geometry.kv_head_count, width)
         if dtype == torch.int8:
             return torch.randint(-127, 128, shape, dtype=dtype, device=device, generator=generator)
         drawn = torch.empty(shape, dtype=geometry.dtype, device=device)
@@ -158,7 +158,7 @@ def random_layer(geometry: Geometry, *, slot_count: int, generator: torch.Genera
 
     scales = None
     if geometry.kv_dtype is not None:
-        scales = torch.full((slot_count, geometry.kv_heads), 1 / 64, device=device)
+        scales = torch.full((slot_count, geometry.kv_head_count), 1 / 64, device=device)
     return LayerKv(pool(geometry.key_width), pool(geometry.value_width), scales, scales)
 
 

@@ -138,8 +138,8 @@ def _layout_of(sizes: CheckSizes, *, block_size: int) -> PassLayout:
 def _geometry_of(layer: CheckedLayer) -> Geometry:
     kind = layer.kind
     return Geometry(
-        layer.query_heads,
-        layer.kv_heads,
+        layer.query_head_count,
+        layer.kv_head_count,
         kind.key_width,
         kind.value_width,
         kind.dtype,

@@ -31,7 +31,7 @@ def prefill_rate(sizes: AttentionSizes, device: torch.device, clock: Clock) -> I
         # Row i of the chunk sees context - new + i + 1 keys.
         pair_count = new * (context - new) + new * (new + 1) // 2
         widths = geometry.key_width + geometry.value_width
-        rate = 2 * pair_count * geometry.query_heads * widths / seconds
+        rate = 2 * pair_count * geometry.query_head_count * widths / seconds
         yield Figure(
             f"prefill of {name}",
             rate / 1e12,

@@ -8,8 +8,8 @@ from prefixd.kernels.oracle import Geometry
 from prefixd.kernels.tiling import SPLIT_TOKEN_COUNT
 from prefixd.kernels.variants import (
     BLOCK_SIZE,
-    KV_HEADS,
-    QUERY_HEADS,
+    KV_HEAD_COUNT,
+    QUERY_HEAD_COUNT,
     LayerKind,
     default_kinds,
 )
@@ -21,21 +21,21 @@ class CheckedLayer:
     """A layer that kernels are checked on: by default, one that the kernels report is about."""
 
     kind: LayerKind
-    query_heads: int = QUERY_HEADS
-    kv_heads: int = KV_HEADS
+    query_head_count: int = QUERY_HEAD_COUNT
+    kv_head_count: int = KV_HEAD_COUNT
     block_size: int = BLOCK_SIZE
 
     @property
     def name(self) -> str:
         """Short, for reports."""
-        shape = f"{self.query_heads}/{self.kv_heads} heads, blocks of {self.block_size}"
+        shape = f"{self.query_head_count}/{self.kv_head_count} heads, blocks of {self.block_size}"
         return self.kind.name if self.is_reported else f"{self.kind.name}, {shape}"
 
     @property
     def is_reported(self) -> bool:
         """Whether its kernels are those of the report, but for the number of kv heads."""
-        group_size = self.query_heads // self.kv_heads
-        return (group_size, self.block_size) == (QUERY_HEADS // KV_HEADS, BLOCK_SIZE)
+        group_size = self.query_head_count // self.kv_head_count
+        return (group_size, self.block_size) == (QUERY_HEAD_COUNT // KV_HEAD_COUNT, BLOCK_SIZE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class ModelSizes:
     """A random Llama, and what is asked of it.
 
     Attributes:
-        layer_count, hidden_size, intermediate_size, query_heads, kv_heads, head_width,
+        layer_count, hidden_size, intermediate_size, query_head_count, kv_head_count, head_width,
             vocabulary_size: of the model.
         dtype: of its weights and KV.
         shared_token_counts: prefixes that are cached once.
@@ -122,8 +122,8 @@ class ModelSizes:
     layer_count: int
     hidden_size: int
     intermediate_size: int
-    query_heads: int
-    kv_heads: int
+    query_head_count: int
+    kv_head_count: int
     head_width: int
     vocabulary_size: int
     dtype: torch.dtype
@@ -186,8 +186,8 @@ def full_sizes() -> Sizes:
             layer_count=16,
             hidden_size=2_048,
             intermediate_size=8_192,
-            query_heads=32,
-            kv_heads=8,
+            query_head_count=32,
+            kv_head_count=8,
             head_width=64,
             vocabulary_size=128_256,
             dtype=torch.bfloat16,
@@ -242,8 +242,8 @@ def tiny_sizes() -> Sizes:
             layer_count=2,
             hidden_size=32,
             intermediate_size=32,
-            query_heads=2,
-            kv_heads=1,
+            query_head_count=2,
+            kv_head_count=1,
             head_width=16,
             vocabulary_size=64,
             dtype=float32,

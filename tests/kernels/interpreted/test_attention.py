@@ -159,13 +159,13 @@ def test_everything_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("query_heads", "kv_heads"), [(2, 2), (3, 1), (9, 3), (6, 2), (16, 1), (20, 1)]
+    ("query_head_count", "kv_head_count"), [(2, 2), (3, 1), (9, 3), (6, 2), (16, 1), (20, 1)]
 )
-def test_groups(query_heads: int, kv_heads: int) -> None:
+def test_groups(query_head_count: int, kv_head_count: int) -> None:
     """Query heads per kv head that fill a tile, divide it, or leave a rest."""
     layout = make_layout([(1, 9), (3, 20)], block_size=8)
-    scene = make_scene(layout, Geometry(query_heads, kv_heads))
-    if query_heads // kv_heads > TILING.narrow.row_tile:
+    scene = make_scene(layout, Geometry(query_head_count, kv_head_count))
+    if query_head_count // kv_head_count > TILING.narrow.row_tile:
         tiling = replace(TILING, narrow=TILING.wide)
         sizes = PlanSizes(1, 1, 1, SPLIT)
         tensors = work_tensors(layout, plan_work(layout, sizes), device=CPU)
@@ -194,7 +194,7 @@ def test_block_sizes(block_size: int) -> None:
 
 def test_strided_queries_and_pools() -> None:
     """Queries as transformers hands them over, and a pool that is a slice of a larger tensor."""
-    scene = make_scene(mixed_layout(), Geometry(query_heads=4, kv_heads=2))
+    scene = make_scene(mixed_layout(), Geometry(query_head_count=4, kv_head_count=2))
     query = scene.query.transpose(0, 1).contiguous().transpose(0, 1)
     assert not query.is_contiguous()
     keys = torch.cat([scene.layer.keys, scene.layer.values], dim=1)[:, :2]

@@ -97,6 +97,6 @@ def test_every_layer_passes(layer: CheckedLayer) -> None:
     """The bounds that a GPU is held to are bounds that right kernels keep, in its own tiles."""
     smaller = replace(FULL, chunk=(20, 300), long_chunk=(40, 200), long_query_row_count=40)
     if layer.is_reported:
-        layer = replace(layer, query_heads=4, kv_heads=1)
+        layer = replace(layer, query_head_count=4, kv_head_count=1)
     checks = check_layer(layer, sizes=smaller, device=CPU)
     assert [True] * 6 == [check.passed for check in checks]
