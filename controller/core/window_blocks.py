@@ -22,12 +22,14 @@ class WindowPlace:
 
     `blocks` maps a group to its block here; `twins` are equal blocks outside the index, of all
     groups, in the order in which they came; `sequence_count` counts the sequences that end here.
+    `depth` counts the places from the root to here, 0 for the root, which is no block's.
     `digest` is empty until it is computed; the root, which is no block's place, never has one.
     """
 
     __slots__ = (
         "blocks",
         "children",
+        "depth",
         "digest",
         "key",
         "parent",
@@ -38,6 +40,7 @@ class WindowPlace:
 
     def __init__(self, parent: WindowPlace | None, key: PlaceKey, root_key: RootKey) -> None:
         self.parent = parent
+        self.depth = 0 if parent is None else parent.depth + 1
         self.key = key
         self.root_key = root_key
         self.children: dict[PlaceKey, WindowPlace] = {}
@@ -60,16 +63,6 @@ class WindowPlace:
     def varied_keys(self) -> ExtraKeys:
         """The extra keys that only this block has."""
         return self.key[1]
-
-    @property
-    def depth(self) -> int:
-        """Places from the root to here; 0 for the root, which is no block's."""
-        depth = 0
-        parent = self.parent
-        while parent is not None:
-            depth += 1
-            parent = parent.parent
-        return depth
 
     @property
     def is_needed(self) -> bool:

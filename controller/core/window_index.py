@@ -178,7 +178,8 @@ class WindowIndex:
             parent = place.parent
             self.digests.forget(place)
             if parent is None:
-                self.roots = {key: root for key, root in self.roots.items() if root is not place}
+                if self.roots.get(place.root_key) is place:
+                    del self.roots[place.root_key]
             else:
                 del parent.children[place.key]
             place = parent

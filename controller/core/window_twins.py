@@ -101,7 +101,7 @@ class WindowTwins:
         Forks of its former holder may have the leading tokens of it.
         """
         assert block.twin_of is not None
-        if not any(True for _ in self._holders(block, block.twin_of)):
+        if not block.holder_count or not any(True for _ in self._holders(block, block.twin_of)):
             self._index.leave_twins(block)
             self.unmerged.pop(block, None)
 

@@ -7,7 +7,7 @@ stays matchable until its block is needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prefixd.controller.core.claims import Claims
 from prefixd.controller.core.free_order import FreeOrder
@@ -76,26 +76,31 @@ class WindowGroups:
         """
         end = match.start_block + match.block_count
         places = list(self.index.places(keys, packed_tokens, end))
+
+        def has(group_index: int, at: int) -> bool:
+            return at < len(places) and group_index in places[at].blocks
+
+        return self._agreed_length(has, start=match.start_block, end=end)
+
+    def _agreed_length(self, has: Callable[[int, int], bool], *, start: int, end: int) -> int:
+        """Return the longest length in blocks, from `start` to `end`, at which each group has the
+        blocks of its last window, those before `start` aside. Asks for no block twice."""
         length = end
+        seen_from = dict.fromkeys(self.sizes, end)
         is_stable = False
         while not is_stable:
             is_stable = True
             for group_index in self.sizes:
-                missing = self._last_missing(group_index, length, match.start_block, places)
-                if missing is not None:
-                    length = missing
+                first = self.first_needed(group_index, position=length * self._block_size)
+                first = max(first, start)
+                at = min(seen_from[group_index], length)
+                while at > first and has(group_index, at - 1):
+                    at -= 1
+                seen_from[group_index] = at
+                if at > first:
+                    length = at - 1
                     is_stable = False
-        assert length >= match.start_block
         return length
-
-    def _last_missing(
-        self, group_index: int, length: int, start_block: int, places: list[WindowPlace]
-    ) -> int | None:
-        first = self.first_needed(group_index, position=length * self._block_size)
-        for at in range(length - 1, max(first, start_block) - 1, -1):
-            if at >= len(places) or group_index not in places[at].blocks:
-                return at
-        return None
 
     def join(self, match: Match, keys: SequenceKeys, packed_tokens: bytes) -> None:
         """Add the window blocks to a match that all groups agree on."""
@@ -330,19 +335,13 @@ class WindowGroups:
     def agreed_count(self, sequence: Sequence, block_count: int) -> int:
         """Return the longest length in blocks, up to `block_count`, whose window is written and in
         the sequence's tables."""
-        length = block_count
-        is_stable = False
-        while not is_stable:
-            is_stable = True
-            for group_index, table in sequence.window_tables.items():
-                first = self.first_needed(group_index, position=length * self._block_size)
-                for at in range(length - 1, first - 1, -1):
-                    block = table.blocks[at]
-                    if block is None or block in self.index.pending:
-                        length = at
-                        is_stable = False
-                        break
-        return length
+        tables = sequence.window_tables
+
+        def has(group_index: int, at: int) -> bool:
+            block = tables[group_index].blocks[at]
+            return block is not None and block not in self.index.pending
+
+        return self._agreed_length(has, start=0, end=block_count)
 
     def cut(self, sequence: Sequence, block_count: int, *, now_ms: int) -> None:
         """Cut a sequence's tables."""
