@@ -40,7 +40,7 @@ class WindowPlace:
 
     def __init__(self, parent: WindowPlace | None, key: PlaceKey, root_key: RootKey) -> None:
         self.parent = parent
-        self.depth = 0 if parent is None else parent.depth + 1
+        self.depth: int = 0 if parent is None else parent.depth + 1
         self.key = key
         self.root_key = root_key
         self.children: dict[PlaceKey, WindowPlace] = {}
