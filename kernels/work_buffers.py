@@ -118,8 +118,8 @@ def decode_capacity(
         sequences=sequence_count,
         blocks_per_sequence=blocks_per_sequence,
         narrow_items=unit_count,
-        # A wide item holds more rows than a narrow one could.
-        wide_items=unit_count // (sizes.narrow_row_count + 1),
+        # A wide item is full, or holds more rows than a narrow one could.
+        wide_items=unit_count // min(sizes.narrow_row_count + 1, sizes.wide_row_count),
         whole_items=0,
         listed_rows=unit_count,
         partials=unit_count,

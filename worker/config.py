@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, field
 
-from prefixd.worker.attention.registry import AUTO, UnknownBackend, check_backend_name
+from prefixd.worker.attention.registry import AUTO, BACKENDS
 from prefixd.worker.limits import MODEL_VERSION_LENGTH_MAX, SchedulerLimits
 from prefixd.worker.lora import LoraIdentity
 from prefixd.worker.model.fetch import MODEL_DEFAULT
@@ -93,10 +93,12 @@ class ModelConfig:
             raise ConfigInvalid("--lora and --tensor-parallel cannot be combined yet")
 
     def _check_names(self) -> None:
-        try:
-            check_backend_name(self.attention_backend)
-        except UnknownBackend as error:
-            raise ConfigInvalid(str(error)) from error
+        backends = (AUTO, *BACKENDS)
+        if self.attention_backend not in backends:
+            raise ConfigInvalid(
+                f"--attention-backend is {self.attention_backend!r}, but must be one of"
+                f" {', '.join(backends)}"
+            )
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise ConfigInvalid(
                 f"--device is {self.device!r}, but must be one of auto, cpu, cuda, cuda:N"

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from prefixd.kernels.oracle import make_layout
@@ -214,18 +214,23 @@ def test_block_ids_outside_the_pool_are_refused(block_id: int) -> None:
     contexts=st.lists(st.integers(1, 160), min_size=1, max_size=12),
     shared=st.integers(0, 20),
     window=st.none() | st.integers(1, 200),
-    narrow_row_count=st.sampled_from([1, 4, 16]),
+    row_counts=st.sampled_from([(1, 16), (4, 16), (16, 16), (4, 4), (1, 1)]),
 )
+@example(contexts=[160] * 4, shared=20, window=None, row_counts=(4, 4))
+@example(contexts=[160], shared=0, window=None, row_counts=(1, 1))
 def test_every_decode_fits_in_the_decode_capacity(
-    contexts: list[int], shared: int, window: int | None, narrow_row_count: int
+    contexts: list[int], shared: int, window: int | None, row_counts: tuple[int, int]
 ) -> None:
-    """Buffers sized once for a number of sequences serve whatever these share."""
+    """Buffers sized once for a number of sequences serve whatever these share.
+
+    Narrow and wide tiles are as large as one another in float32, and with many heads per kv head.
+    """
     counts = [-(-context // 8) for context in contexts]
     shared_counts = [min(shared, *pair) for pair in itertools.pairwise(counts)]
     layout = make_layout(
         [(1, context) for context in contexts], block_size=8, shared_block_counts=shared_counts
     )
-    sizes = PlanSizes(narrow_row_count, 16, 8, 32, window)
+    sizes = PlanSizes(*row_counts, 8, 32, window)
     capacity = decode_capacity(
         sizes, sequence_count=len(contexts), blocks_per_sequence=20, block_size=8
     )

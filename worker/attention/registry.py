@@ -24,8 +24,7 @@ class UnknownBackend(ValueError):
     """No attention backend has this name."""
 
     def __init__(self, name: str) -> None:
-        known = ", ".join((AUTO, *BACKENDS))
-        super().__init__(f"attention backend {name!r} is unknown; known: {known}")
+        super().__init__(f"attention backend {name!r} is unknown; known: {', '.join(BACKENDS)}")
         self.name = name
 
 
@@ -38,12 +37,6 @@ class BackendUnavailable(RuntimeError):
         self.reason = reason
 
 
-def check_backend_name(name: str) -> None:
-    """Raises UnknownBackend, which names the known ones, where nothing has this name."""
-    if name != AUTO and name not in BACKENDS:
-        raise UnknownBackend(name)
-
-
 def backend_name_for(name: str, *, device_type: str) -> str:
     """The backend that a name stands for on "cpu" or "cuda": itself, but for AUTO."""
     return _FASTEST_BY_DEVICE_TYPE[device_type] if name == AUTO else name
@@ -53,7 +46,7 @@ def create_backend(name: str) -> "AttentionBackend":
     """Imports and makes a backend.
 
     Raises:
-        UnknownBackend: the name is no key of BACKENDS.
+        UnknownBackend: names the known ones; AUTO must have been resolved.
         BackendUnavailable: it needs what this machine lacks.
     """
     if name not in BACKENDS:

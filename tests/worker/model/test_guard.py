@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -223,18 +225,26 @@ def test_triton_refuses_heads_without_tiles(settings: dict[str, Any], reason: st
     assert _load(config, create_backend("torch")).geometry
 
 
-@pytest.mark.parametrize(
-    ("window_of", "family"),
-    [
-        (lambda window: None if window is None else window + 1, "gemma3"),
-        (lambda window: 25 if window is None else window, "llama"),
-    ],
-    ids=["window_too_wide_by_one", "window_where_there_is_none"],
-)
-def test_wrong_mask_is_refused_by_its_numbers(window_of: Any, family: str) -> None:
-    """A mask that is wrong in few places shows as a difference to eager attention."""
+def _wider_window(traits: LayerTraits) -> LayerTraits:
+    window = traits.window_token_count
+    return traits if window is None else replace(traits, window_token_count=window + 1)
+
+
+FAULTS: dict[str, tuple[str, Callable[[LayerTraits], LayerTraits]]] = {
+    "window_too_wide_by_one": ("gemma3", _wider_window),
+    "window_where_there_is_none": ("llama", lambda t: replace(t, window_token_count=25)),
+    "soft_cap_dropped": ("gemma2", lambda t: replace(t, softcap=None)),
+    "sinks_dropped": ("gpt_oss", lambda t: replace(t, sinks=None)),
+    "scaling_off_by_a_percent": ("llama", lambda t: replace(t, scaling=1.01 * t.scaling)),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_wrong_attention_is_refused_by_its_numbers(fault: str) -> None:
+    """What is wrong in few places, or by little, shows as a difference to eager attention."""
+    family, change = FAULTS[fault]
     with pytest.raises(ModelRefused, match=r"differ by .*, above 1e-04"):
-        _load(CONFIGS[family](), _ChangedWindow(window_of))
+        _load(CONFIGS[family](), _ChangedTraits(change))
 
 
 def test_layer_that_the_backend_does_not_serve_is_refused() -> None:
@@ -311,33 +321,18 @@ def test_reduced_config_of_a_real_size_is_small(model_type: str) -> None:
     assert text.num_attention_heads == config.get_text_config().num_attention_heads
 
 
-class _ChangedWindow:
-    """The fast backend with another window than the layer asks for."""
+class _ChangedTraits(SdpaBackend):
+    """The fast backend, which takes layers for others."""
 
-    is_bitwise_reproducible = False
-
-    def __init__(self, window_of: Any) -> None:
-        self._window_of = window_of
-        self._inner = SdpaBackend()
-
-    def refusal(self, heads: LayerHeads, traits: LayerTraits) -> str | None:
-        return self._inner.refusal(heads, traits)
-
-    def padded_row_count(self, token_count: int) -> int:
-        return self._inner.padded_row_count(token_count)
+    def __init__(self, change: Callable[[LayerTraits], LayerTraits]) -> None:
+        self._change = change
 
     def plan(self, batch: AttentionBatch) -> AttentionPlan:
-        inner, window_of = self._inner.plan(batch), self._window_of
+        inner, change = super().plan(batch), self._change
 
         class Plan:
             def attend(self, query: Tensor, layer: LayerKv, traits: LayerTraits) -> Tensor:
-                changed = LayerTraits(
-                    traits.scaling,
-                    window_of(traits.window_token_count),
-                    traits.softcap,
-                    traits.sinks,
-                )
-                return inner.attend(query, layer, changed)
+                return inner.attend(query, layer, change(traits))
 
         return Plan()
 

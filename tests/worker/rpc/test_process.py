@@ -126,7 +126,11 @@ def test_told_to_end_it_ends_cleanly(
 @pytest.mark.parametrize(
     ("bad", "status", "message"),
     [
-        (["--attention-backend", "none"], 2, "attention backend 'none' is unknown"),
+        (
+            ["--attention-backend", "none"],
+            2,
+            "--attention-backend is 'none', but must be one of auto",
+        ),
         (["--block-size", "0"], 2, "--block-size is 0"),
         (["--block-size", "4097"], 2, "--block-size is 4097, but must be 1 to 4096"),
         (["--block-count", "1"], 2, "--block-count is 1"),
@@ -225,4 +229,4 @@ def test_bad_name_is_refused_before_torch_is_imported() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
     )
     assert ended.returncode == 2, ended.stderr
-    assert ended.stderr.startswith("prefixd worker: attention backend 'none' is unknown; known: ")
+    assert ended.stderr.startswith("prefixd worker: --attention-backend is 'none', but must be one")
