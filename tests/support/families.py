@@ -46,7 +46,7 @@ GPT_SHAPE: dict[str, Any] = {
 
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
-_ROUTED_EXPERTS = {
+ROUTED_EXPERTS = {
     "n_routed_experts": 4,
     "n_shared_experts": 1,
     "num_experts_per_tok": 2,
@@ -55,8 +55,9 @@ _ROUTED_EXPERTS = {
     "n_group": 2,
     "topk_group": 1,
 }
-# Keys and values come out of a narrow vector; keys are wider than values.
-_LATENT = {
+"""Experts in groups beside one that all tokens share, behind a dense layer."""
+
+LATENT = {
     "q_lora_rank": 24,
     "kv_lora_rank": 16,
     "qk_rope_head_dim": 8,
@@ -65,6 +66,8 @@ _LATENT = {
     "head_dim": 8,
     "num_key_value_heads": 4,
 }
+"""Keys and values come out of a narrow vector; keys are wider than values."""
+
 _MIXED_LAYERS = {"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"]}
 TOKEN_VECTORS = {"vocab_size_per_layer_input": 160, "hidden_size_per_layer_input": 16}
 """Each layer adds a vector of its own for each token."""
@@ -240,24 +243,24 @@ FAMILIES: dict[str, Family] = {
     "starcoder2": Family("starcoder2", {"sliding_window": 20}),
     "vaultgemma": Family("vaultgemma", {"head_dim": 16, **_MIXED_LAYERS}),
     # Keys wider than values.
-    "deepseek_v2": Family("deepseek_v2", {**_LATENT, **_ROUTED_EXPERTS}, has_experts=True),
-    "deepseek_v3": Family("deepseek_v3", {**_LATENT, **_ROUTED_EXPERTS}, has_experts=True),
-    "glm4_moe_lite": Family("glm4_moe_lite", {**_LATENT, **_ROUTED_EXPERTS}, has_experts=True),
-    "minicpm3": Family("minicpm3", {**_LATENT}),
-    "youtu": Family("youtu", {**_LATENT}),
+    "deepseek_v2": Family("deepseek_v2", {**LATENT, **ROUTED_EXPERTS}, has_experts=True),
+    "deepseek_v3": Family("deepseek_v3", {**LATENT, **ROUTED_EXPERTS}, has_experts=True),
+    "glm4_moe_lite": Family("glm4_moe_lite", {**LATENT, **ROUTED_EXPERTS}, has_experts=True),
+    "minicpm3": Family("minicpm3", {**LATENT}),
+    "youtu": Family("youtu", {**LATENT}),
     "mimo_v2_flash": Family(
         "mimo_v2_flash",
-        {"head_dim": 16, "v_head_dim": 12, **_MIXED_LAYERS, **_ROUTED_EXPERTS},
+        {"head_dim": 16, "v_head_dim": 12, **_MIXED_LAYERS, **ROUTED_EXPERTS},
         has_experts=True,
     ),
     # Mixtures of experts.
     "afmoe": Family("afmoe", {"head_dim": 16, "num_dense_layers": 1, **_EXPERTS, **_MIXED_LAYERS}),
-    "dots1": _experts("dots1", **_ROUTED_EXPERTS),
+    "dots1": _experts("dots1", **ROUTED_EXPERTS),
     "ernie4_5_moe": _experts(
         "ernie4_5_moe", moe_num_experts=4, moe_k=2, moe_intermediate_size=32, head_dim=16
     ),
     "flex_olmo": _experts("flex_olmo", **_EXPERTS),
-    "glm4_moe": _experts("glm4_moe", head_dim=16, **_ROUTED_EXPERTS),
+    "glm4_moe": _experts("glm4_moe", head_dim=16, **ROUTED_EXPERTS),
     "gpt_oss": _experts("gpt_oss", head_dim=16, **_LOCAL_EXPERTS, **_MIXED_LAYERS),
     "granitemoe": _experts("granitemoe", **_LOCAL_EXPERTS),
     "granitemoehybrid_attention": _experts(
@@ -268,7 +271,7 @@ FAMILIES: dict[str, Family] = {
     "jetmoe": _experts("jetmoe", kv_channels=16, **_LOCAL_EXPERTS),
     "longcat_flash": _experts(
         "longcat_flash",
-        **_LATENT,
+        **LATENT,
         num_layers=1,  # each holds two attention layers
         ffn_hidden_size=96,
         expert_ffn_hidden_size=32,
@@ -282,6 +285,6 @@ FAMILIES: dict[str, Family] = {
     "phimoe": _experts("phimoe", sliding_window=None, **_LOCAL_EXPERTS),
     "qwen2_moe": _experts("qwen2_moe", shared_expert_intermediate_size=32, **_EXPERTS),
     "qwen3_moe": _experts("qwen3_moe", head_dim=16, **_EXPERTS),
-    "solar_open": _experts("solar_open", head_dim=16, **_ROUTED_EXPERTS),
+    "solar_open": _experts("solar_open", head_dim=16, **ROUTED_EXPERTS),
 }
 """By name; a family with several configurations names what is special."""

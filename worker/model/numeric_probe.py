@@ -7,7 +7,8 @@ shows here as a difference.
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -86,9 +87,11 @@ def check_numbers(
         ModelRefused: the logits differ, or a backend that promises bitwise equality breaks its
             promise on this machine.
     """
-    network = _small_copy(config, device, model_name=model_name)
+    with _refusing(model_name, "no small copy of it can be made to check attention"):
+        network = _small_copy(config, device)
     first, second = _prompts(network.config.get_text_config().vocab_size, device)
-    expected = [_eager_logits(network, first), _eager_logits(network, second)]
+    with _refusing(model_name, "its own attention fails on a small random copy"):
+        expected = [_eager_logits(network, first), _eager_logits(network, second)]
     runner = _runner_of(paged_twin(network), backend, model_name=model_name)
     actual = _paged_logits(runner, first, second)
     for eager, paged in zip(expected, actual, strict=True):
@@ -146,17 +149,22 @@ def _layer_count_of(layer_types: Sequence[str]) -> int:
     return max(_LAYER_COUNT_MIN, *firsts) if firsts else _LAYER_COUNT_MIN
 
 
-def _small_copy(config: Any, device: torch.device, *, model_name: str) -> Any:
+@contextmanager
+def _refusing(model_name: str, what: str) -> Iterator[None]:
+    """Refuses a model whose own code fails, whatever it raises."""
     try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(_SEED)
-            auto_model: Any = AutoModelForCausalLM
-            network = auto_model.from_config(
-                reduced_config(config), dtype=torch.float32, attn_implementation="eager"
-            )
-    except Exception as error:  # whatever the model's own code raises, and its configuration's
-        reason = f"no small copy of it can be made to check attention: {error}"
-        raise ModelRefused(model_name=model_name, reason=reason) from error
+        yield
+    except Exception as error:
+        raise ModelRefused(model_name=model_name, reason=f"{what}: {error}") from error
+
+
+def _small_copy(config: Any, device: torch.device) -> Any:
+    auto_model: Any = AutoModelForCausalLM
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_SEED)
+        network = auto_model.from_config(
+            reduced_config(config), dtype=torch.float32, attn_implementation="eager"
+        )
     return network.to(device).eval()
 
 

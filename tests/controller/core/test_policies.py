@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator
+from typing import ClassVar
 from unittest import mock
 
 import pytest
@@ -10,6 +11,7 @@ from prefixd.controller.core.errors import BlocksInUse, FieldInvalid
 from prefixd.controller.core.hints import Continuation, RetentionHint
 from prefixd.controller.core.limits import RETENTION_MS_MAX, RETENTION_PRIORITY_MAX
 from prefixd.controller.core.messages import CloseEntry, CloseReason, Handle
+from prefixd.controller.core.policies.policy import Claim
 from prefixd.controller.core.policies.registry import EVICTION_POLICIES
 from tests.controller.core.driver import Driver, close_entry, open_entry
 from tests.model.arbitrary_policy import Arbitrary
@@ -141,6 +143,30 @@ def test_s20_s22_what_a_step_reads_is_not_handed_out_within_it(
     reply = driver.step(open_entry(1, PROMPT), close_now, open_entry(2, [7] * 8))
     assert reply.available_block_count == 5
     assert driver.step(close_entry(1), open_entry(2, [7] * 8)).available_block_count == 3
+
+
+class LowForAMoment:
+    """Claims the lowest band, for ten milliseconds."""
+
+    band_count: ClassVar[int] = 2
+    unclaimed_band: ClassVar[int] = 1
+
+    def claim(self, hint: RetentionHint, *, reason: CloseReason, now_ms: int) -> Claim:
+        """Claims it."""
+        return Claim(band=0, until_ms=now_ms + 10)
+
+
+def test_s20_a_claim_that_ends_raises_nothing() -> None:
+    """A run that rose would stand behind what it is the end of (S19)."""
+    with mock.patch.dict(EVICTION_POLICIES, {"low": LowForAMoment}):
+        driver = Driver(eviction_policy="low")
+    driver.open(1, PROMPT)
+    close(driver, 1, None)
+    before = driver.free_order()
+    driver.now_ms += 10
+    driver.step()
+    assert driver.free_order() == before
+    assert {band for _, band in driver.pool.state.order.bands()} == {0}
 
 
 def test_s20_an_unknown_policy_is_refused_by_name() -> None:

@@ -200,3 +200,36 @@ def test_s20_what_is_left_of_a_shared_prefix_is_shared() -> None:
     close(driver, 4, OVER)
     driver.step()
     assert evictable(driver)[-1] == 1
+
+
+def test_s20_a_claim_stays_where_it_was_made() -> None:
+    """What goes on behind it and is released together with it claims nothing for it."""
+    driver = pool(block_count=20)
+    pinned = RetentionHint(priority=1, duration_ms=1_000)
+    answer(driver, 1, [1] * 5, pinned)
+    answer(driver, 2, [1] * 4 + [2] * 5, RetentionHint(priority=1))
+    answer(driver, 3, [1] * 4 + [2] * 9, OVER)
+    answer(driver, 4, [4] * 5, None)
+    assert evictable(driver)[-1] == 1
+    assert evictable(driver) == [3, 2, 4, 1]
+
+
+def test_s20_what_a_failed_step_takes_back_was_claimed_for_what_stays() -> None:
+    """The claim of a sequence whose last blocks were never written stands at its written ones."""
+    driver = pool(block_count=20)
+    driver.open(1, [1] * 5)
+    driver.step()
+    executed = driver.pool.applied_step_id
+    shared = [1] * 4 + [2] * 4
+    opens = [open_entry(handle, [*shared, *[handle] * 9]) for handle in (2, 3)]
+    driver.step(*opens, executed=executed)
+    driver.step(
+        CloseEntry(Handle(2), CloseReason.FINISHED, RetentionHint(priority=1)),
+        CloseEntry(Handle(3), CloseReason.FINISHED, OVER),
+        executed=executed,
+    )
+    driver.step(executed=executed, failed=(executed + 1, executed + 2))
+    close(driver, 1, OVER)
+    answer(driver, 4, [4] * 5, None)
+    assert evictable(driver)[-1] == 1
+    assert len(evictable(driver)) == 2

@@ -29,7 +29,14 @@ from prefixd.worker.model.errors import ModelRefused, ModelUnavailable
 from prefixd.worker.model.loader import load_folder
 from prefixd.worker.model.numeric_probe import check_numbers, reduced_config
 from tests.support.backends import every_backend, needs_triton
-from tests.support.families import FAMILIES, GPT_SHAPE, TOKEN_VECTORS, Family
+from tests.support.families import (
+    FAMILIES,
+    GPT_SHAPE,
+    LATENT,
+    ROUTED_EXPERTS,
+    TOKEN_VECTORS,
+    Family,
+)
 from tests.support.models import (
     CONFIGS,
     CPU,
@@ -85,6 +92,10 @@ REFUSED: dict[str, tuple[Family, str]] = {
     "llama4_text": (
         Family("llama4_text", {"attention_chunk_size": 8}),
         "layer 0 is of type 'chunked_attention'",
+    ),
+    "deepseek_v2_misshaped": (
+        Family("deepseek_v2", {**LATENT, **ROUTED_EXPERTS, "num_key_value_heads": 2}),
+        "its own attention fails on a small random copy: The size of tensor",
     ),
     "deepseek_v32": (
         Family("deepseek_v32"),
@@ -158,9 +169,11 @@ def test_the_document_lists_what_is_served_and_refused(repository_folder: Path) 
     _, served, refused = re.split(r"^## .*$", text, flags=re.MULTILINE)
     named = re.findall(r"`([a-z0-9_-]+)`", served)
     assert {family.model_type for family in FAMILIES.values()} == set(named) - {"strict"}
-    assert {family.model_type for family, _ in REFUSED.values()} - {"llama", "phi3"} == set(
-        re.findall(r"`([a-z0-9_-]+)`", refused)
-    ) - {"dynamic", "longrope", "triton"}
+    assert {family.model_type for family, _ in REFUSED.values()} - {
+        "llama",
+        "phi3",
+        "deepseek_v2",
+    } == set(re.findall(r"`([a-z0-9_-]+)`", refused)) - {"dynamic", "longrope", "triton"}
 
 
 def test_a_mask_that_no_configuration_told_of_shows_in_the_numbers() -> None:
