@@ -49,7 +49,7 @@ class BeamSearch:
 class Continuation(StrEnum):
     """Whether a conversation goes on behind an answer."""
 
-    UNSPECIFIED = "unspecified"
+    UNKNOWN = "unknown"
     EXPECTED = "expected"
     OVER = "over"
 
@@ -62,7 +62,7 @@ class RetentionHint:
     answer's end on, 0 until the blocks are used again.
     """
 
-    continuation: Continuation = Continuation.UNSPECIFIED
+    continuation: Continuation = Continuation.UNKNOWN
     priority: int = 0
     duration_ms: int = 0
 

@@ -13,7 +13,7 @@ from prefixd.v1 import cache_pb2, worker_pb2
 GENERATE_PATH = method_path(worker_pb2.DESCRIPTOR, "WorkerService", "Generate")
 """Path of the streaming call."""
 CONTINUATIONS = {
-    answers.Continuation.UNSPECIFIED: cache_pb2.CONTINUATION_UNSPECIFIED,
+    answers.Continuation.UNKNOWN: cache_pb2.CONTINUATION_UNSPECIFIED,
     answers.Continuation.EXPECTED: cache_pb2.CONTINUATION_EXPECTED,
     answers.Continuation.OVER: cache_pb2.CONTINUATION_OVER,
 }

@@ -86,6 +86,9 @@ def settle(config: ModelConfig, *, report: Callable[[str], None]) -> Setting:
     device = _device(config.device)
     _check_kv_dtype(config.kv_dtype, device)
     backend_name = backend_name_for(config.attention_backend, device_type=device.type)
+    if backend_name == "triton" and device.type == "cpu" and torch.cuda.is_available():
+        # Without a GPU the backend itself says so, or runs in triton's interpreter.
+        raise ConfigInvalid("--attention-backend triton computes on GPUs, but --device is cpu")
     try:
         backend = create_backend(backend_name)
     except BackendUnavailable as error:

@@ -170,7 +170,7 @@ def _retention_hint(
 ) -> RetentionHint | None:
     if name is None and not priority and not duration_ms:
         return None
-    continuation = Continuation.UNSPECIFIED if name is None else Continuation(name.value)
+    continuation = Continuation.UNKNOWN if name is None else Continuation(name.value)
     return RetentionHint(continuation, priority, duration_ms)
 
 

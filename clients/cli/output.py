@@ -161,7 +161,7 @@ def print_blocks(blocks: Iterable[results.Block]) -> None:
 
 def print_order(block_ids: Sequence[int]) -> None:
     """Prints block ids in their order; `6..11` and `11..6` stand for all ids between them."""
-    console().print(" ".join(_runs(block_ids)) or "no blocks")
+    console().print(" ".join(_runs(block_ids)) or "no blocks", soft_wrap=not sys.stdout.isatty())
 
 
 def print_fields(value: Any) -> None:

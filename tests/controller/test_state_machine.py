@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from prefixd.controller.core import invariants
 from prefixd.controller.core.errors import CacheError
@@ -57,8 +63,6 @@ from tests.model.strategies import (
     retention_hints,
     rows,
 )
-
-pytestmark = pytest.mark.timeout(600)
 
 SEED = "0"
 STEP_MS = 10
@@ -325,7 +329,7 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.begun is None)
     @rule(
         call=st.sampled_from(
-            ("repeat", "malform", "match", "hash_slice", "flush", "bump", "evict")
+            ("evict", "evict", "repeat", "malform", "match", "hash_slice", "flush", "bump")
         ),
         number=st.integers(0, len(MALFORMED) - 1),
         opening=openings(),
@@ -386,5 +390,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.compare(look=True)
 
 
-TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(stateful_step_count=80)
+@pytest.mark.timeout(600)
+def test_s20_s23_core_and_model_agree_whatever_happens() -> None:
+    """With every entry, failure and operator's call, in pools with and without window groups (S23),
+    of every option, hash and eviction policy (S20)."""
+    run_state_machine_as_test(PoolMachine, settings=settings(stateful_step_count=80))

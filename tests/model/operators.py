@@ -37,9 +37,13 @@ def bump_both(pool: Pool, model: NaiveLog, model_version: str) -> None:
 def evict_both(
     pool: Pool, model: NaiveLog, number: int, *, by_digest: bool, algorithm: str, root: bytes
 ) -> None:
-    """Evicts what two blocks hold, the published ones by their digests or not (S13, S19)."""
+    """Evicts a block of the index, and what any other block may hold; the published ones by their
+    digests or not (S13, S19)."""
     usable_count = model.spec.block_count - 1
-    named = {BlockId(1 + drawn % usable_count) for drawn in (number, number * 7)}
+    indexed = [*model.indexed(), BlockId(1)]
+    named = {indexed[number % len(indexed)]}
+    if number % 3 == 0:
+        named.add(BlockId(1 + number * 7 % usable_count))
     published = model.published()
     digested = {published[block] for block in named if block in published and by_digest}
     named = {block for block in named if published.get(block) not in digested}

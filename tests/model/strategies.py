@@ -22,6 +22,7 @@ from prefixd.controller.core.messages import (
     PoolSpec,
     SequenceId,
 )
+from prefixd.controller.core.policies.registry import EVICTION_POLICIES
 from tests.model.sequence import NaiveSequence
 
 Value = TypeVar("Value")
@@ -210,7 +211,7 @@ def pool_specs(draw: st.DrawFn) -> PoolSpec:
         model_version=draw(st.sampled_from(("", "", "w1"))),
         sub_block_reuse=draw(st.booleans()),
         merge_duplicates=draw(st.booleans()),
-        eviction_policy=draw(st.sampled_from(("lru", "retention", "retention", "arbitrary"))),
+        eviction_policy=draw(st.sampled_from((*EVICTION_POLICIES, "arbitrary"))),
     )
 
 

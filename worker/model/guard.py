@@ -18,6 +18,9 @@ BATCH_DEPENDENT_ROPE_TYPES = frozenset({"dynamic", "longrope"})
 
 SERVED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
+CONTEXT_TOKEN_COUNT_MIN = 32
+"""Prompts of the small copy have almost as many tokens."""
+
 
 def check_config(config: Any, *, model_name: str) -> None:
     """Looks at what the configuration tells before any weight is read.
@@ -61,8 +64,11 @@ def _config_reason(config: Any) -> str | None:
     if config.is_encoder_decoder:
         return "it is an encoder-decoder"
     context_token_count_max = getattr(text_config, "max_position_embeddings", None)
-    if context_token_count_max is not None and context_token_count_max < 1:
-        return f"its configuration states max_position_embeddings {context_token_count_max}"
+    if context_token_count_max is not None and context_token_count_max < CONTEXT_TOKEN_COUNT_MIN:
+        return (
+            f"its context of {context_token_count_max} tokens (max_position_embeddings) is shorter"
+            f" than the {CONTEXT_TOKEN_COUNT_MIN} that a look at its numbers takes"
+        )
     if _has_alibi(text_config):
         return "its attention adds a bias by distance (ALiBi), which paged attention does not"
     for rope_type in _rope_types(getattr(text_config, "rope_parameters", None)):

@@ -1,6 +1,7 @@
 """Measures what a model needs on a GPU beside its weights and its pool."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -21,7 +22,8 @@ GRAPH_OVERHEAD_BYTE_COUNT = 4 * MEBIBYTE
 ANY_TOKEN_ID = 1
 """Every vocabulary has it; 0 is often padding, whose embedding is nothing but zeros."""
 WARM_UP_TOKEN_COUNTS = (1, 17, 40, 300)
-"""Chunks that together make attention use each of its kernels: one row, few, many, a long query."""
+"""Chunks that together make attention use each of its kernels: one row, few, many, a long query.
+Shorter ones come first, for a small pool has no room for all."""
 
 
 def largest_pass(model: LoadedModel, limits: SchedulerLimits, *, block_size: int) -> ForwardPass:
@@ -29,17 +31,10 @@ def largest_pass(model: LoadedModel, limits: SchedulerLimits, *, block_size: int
 
     Its slots lie in blocks from 1 on: as many as `profile_block_count` says.
     """
-    chunk_count_max = min(limits.chunk_token_count_max, model.context_token_count_max)
-    chunks, next_block, rest = [], 1, limits.token_budget
-    while rest:
-        count = min(rest, chunk_count_max)
-        rest -= count
-        count_of_blocks = -(-count // block_size)
-        end_block = next_block + len(model.groups) * count_of_blocks
-        firsts = range(next_block, end_block, count_of_blocks)
-        chunks.append(_chunk(count, firsts, block_size, logit_token_count=count))
-        next_block = end_block
-    return flatten(chunks)
+    token_count_max = min(limits.chunk_token_count_max, model.context_token_count_max)
+    whole_count, rest = divmod(limits.token_budget, token_count_max)
+    token_counts = [token_count_max] * whole_count + ([rest] if rest else [])
+    return flatten(_prompts(token_counts, group_count=len(model.groups), block_size=block_size))
 
 
 def profile_block_count(forward: ForwardPass) -> int:
@@ -142,29 +137,36 @@ def warm_up(runner: ModelRunner) -> None:
 
     Call it while the pool is empty: it writes to some blocks.
     """
-    kv, group_count = runner.kv, len(runner.model.groups)
-    chunks, next_block = [], 1
-    for count in WARM_UP_TOKEN_COUNTS:
-        count_of_blocks = -(-count // kv.block_size)
-        end_block = next_block + group_count * count_of_blocks
-        if count <= runner.model.context_token_count_max and end_block <= kv.block_count:
-            firsts = range(next_block, end_block, count_of_blocks)
-            chunks.append(_chunk(count, firsts, kv.block_size, logit_token_count=1))
-            next_block = end_block
-    runner.run(flatten(chunks))
+    model, kv = runner.model, runner.kv
+    token_counts = [
+        count for count in WARM_UP_TOKEN_COUNTS if count <= model.context_token_count_max
+    ]
+    prompts = _prompts(token_counts, group_count=len(model.groups), block_size=kv.block_size)
+    fitting = [chunk for chunk in prompts if chunk.tables[-1][-1] < kv.block_count]
+    if fitting:
+        runner.run(flatten([replace(chunk, logit_token_count=1) for chunk in fitting]))
     if kv.block_count > 2:
         runner.copy((BlockCopy(source_block_id=1, target_block_id=2, token_count=1),))
 
 
-def _chunk(
-    token_count: int, first_block_ids: Sequence[int], block_size: int, *, logit_token_count: int
-) -> Chunk:
-    """The first tokens of a sequence, in consecutive blocks from the first of each KV group."""
-    block_count = -(-token_count // block_size)
-    return Chunk(
-        [ANY_TOKEN_ID] * token_count,
-        0,
-        [range(first, first + block_count) for first in first_block_ids],
-        [range(first * block_size, first * block_size + token_count) for first in first_block_ids],
-        logit_token_count,
-    )
+def _prompts(token_counts: Sequence[int], *, group_count: int, block_size: int) -> list[Chunk]:
+    """Prompts that want all logits, each in blocks of its own: consecutive ones, from block 1 on.
+
+    Blocks go to one KV group after the other, so the last table of a prompt ends with its last one.
+    """
+    chunks, next_block = [], 1
+    for token_count in token_counts:
+        block_count = -(-token_count // block_size)
+        end_block = next_block + group_count * block_count
+        firsts = range(next_block, end_block, block_count)
+        chunks.append(
+            Chunk(
+                [ANY_TOKEN_ID] * token_count,
+                0,
+                [range(first, first + block_count) for first in firsts],
+                [range(first * block_size, first * block_size + token_count) for first in firsts],
+                token_count,
+            )
+        )
+        next_block = end_block
+    return chunks

@@ -77,7 +77,7 @@ UNAVAILABLE: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
     "nan": (damaged_layer, "a forward of 4 tokens makes NaN: its weights are damaged"),
-    "context": (settings(max_position_embeddings=0), "states max_position_embeddings 0"),
+    "context": (settings(max_position_embeddings=31), "its context of 31 tokens"),
     "layers": (settings(num_hidden_layers=0), "it has no layers"),
     "packages": (settings(quantization_config={"quant_method": "gptq", "bits": 4}), "optimum"),
 }

@@ -164,6 +164,13 @@ def test_warm_up_keeps_to_the_pool(llama: LoadedModel, block_count: int) -> None
     assert harness.kv.layer(0).keys[8:].any()
 
 
+def test_a_pool_without_room_for_a_token_is_left_alone() -> None:
+    """One block is no place for a token of a model of several KV groups."""
+    harness = PagedHarness(random_model(mixed_config()), backend="torch", block_count=2)
+    warm_up(harness.runner)
+    assert not harness.kv.layer(0).keys.any()
+
+
 class PretendedGpu:
     """Numbers where torch would ask a GPU; all that runs, runs on the CPU."""
 

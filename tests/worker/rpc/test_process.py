@@ -218,6 +218,16 @@ def test_pool_that_the_controller_refuses_ends_the_worker(
     assert "FIELD_INVALID" in line
 
 
+def test_triton_on_the_cpu_of_a_machine_with_a_gpu_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its kernels could not read the model's memory."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    result = CliRunner().invoke(app, ["--attention-backend", "triton", "--device", "cpu"])
+    assert result.exit_code == 2
+    assert "triton computes on GPUs, but --device is cpu" in result.stderr
+
+
 def test_bad_name_is_refused_before_torch_is_imported() -> None:
     """A typing error costs no seconds: nothing on the way to the check imports torch."""
     code = (
