@@ -22,6 +22,8 @@ from prefixd.controller.core.window_blocks import WindowBlock
 
 GONE_CLAIMS_MIN = 64
 """Claims that are gone and still wait for their end, from which on they are swept out."""
+ENDS_PER_STEP_MAX = 256
+"""Ends of claims that one step sees to: after a quiet night there may be one for every run."""
 
 
 class Claims:
@@ -122,8 +124,11 @@ class Claims:
     # Time.
 
     def lapse(self, *, now_ms: int) -> None:
-        """End the claims whose time is over, in the order of their ends and of being made."""
-        while self._ends and self._ends[0][0] <= now_ms:
+        """End the claims whose time is over, in the order of their ends and of being made; where
+        there are more than ENDS_PER_STEP_MAX, later calls go on."""
+        for _ in range(ENDS_PER_STEP_MAX):
+            if not self._ends or self._ends[0][0] > now_ms:
+                return
             _, _, claim = heappop(self._ends)
             if claim.run is None:
                 continue

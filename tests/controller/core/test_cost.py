@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from prefixd.controller.core.claims import ENDS_PER_STEP_MAX
+from prefixd.controller.core.hints import Continuation, RetentionHint
 from prefixd.controller.core.messages import (
     CloseEntry,
     CloseReason,
@@ -106,3 +108,40 @@ def test_s15_leaving_twins_costs_the_same_for_each_wherever_it_stands() -> None:
     """A twin at the end of a long prompt is let go as fast as one at its beginning."""
     costs = [cost_of_leaving_twins(block_count=count) for count in (100, 200, 400)]
     assert costs[2] - costs[1] == 2 * (costs[1] - costs[0])
+
+
+def claims_left_to_end(*, sequence_count: int) -> tuple[int, int]:
+    """Closes as many sequences that are expected back, and lets time pass until none of them is:
+    counts the next step's lines, and the claims that it left for later ones."""
+    driver = QuickDriver(
+        block_count=1 + 2 * sequence_count, windows=(4,), eviction_policy="retention"
+    )
+    hint = RetentionHint(Continuation.EXPECTED, duration_ms=1)
+    for handle in range(1, sequence_count + 1):
+        driver.open(handle, [handle, 2, 3, 4], retention_hint=hint)
+        driver.close(handle)
+    driver.now_ms += 1
+    cost = lines_run(driver.step)
+    return cost, driver.pool.state.claims.waiting_count
+
+
+def test_s20_a_step_ends_no_more_claims_than_it_has_time_for() -> None:
+    """Claims that end at once, in a pool that nobody used meanwhile, are ended by several steps."""
+    few, few_left = claims_left_to_end(sequence_count=ENDS_PER_STEP_MAX)
+    many, many_left = claims_left_to_end(sequence_count=2 * ENDS_PER_STEP_MAX)
+    assert many <= few
+    assert (few_left, many_left) == (ENDS_PER_STEP_MAX, 3 * ENDS_PER_STEP_MAX)
+
+
+def test_s20_claims_that_a_step_left_are_ended_by_the_next_ones() -> None:
+    """Afterwards no claim waits for its end, and all blocks are in the band without a claim."""
+    driver = QuickDriver(block_count=1_001, windows=(), eviction_policy="retention")
+    hint = RetentionHint(Continuation.EXPECTED, priority=7, duration_ms=1)
+    for handle in range(1, 1_001):
+        driver.open(handle, [handle, 2, 3, 4], retention_hint=hint)
+        driver.close(handle)
+    driver.now_ms += 1
+    for _ in range(4):
+        driver.step()
+    assert driver.pool.state.claims.waiting_count == 0
+    assert {band for _, band in driver.pool.state.order.bands()} == {1}
