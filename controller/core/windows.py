@@ -308,8 +308,9 @@ class WindowGroups:
             table.blocks += parent_table.blocks[table.first : end]
             for block in table.held():
                 block.holder_count += 1
-        if self.count and not child.uncacheable:
-            self.index.stand_at(child, min(token_count // self._block_size, parent.indexed_count))
+        if parent.window_place is not None:
+            full_count = token_count // self._block_size
+            self.index.stand_at(child, min(full_count, parent.window_entered_count))
 
     # The index.
 
