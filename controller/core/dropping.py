@@ -9,10 +9,10 @@ from array import array
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
-from prefixd.controller.core.node import Node
+from prefixd.controller.core.node import Node, Root
 from prefixd.controller.core.sequences import Sequence
 from prefixd.controller.core.state import PoolState
-from prefixd.controller.core.window_blocks import PlaceKey, WindowBlock, twins_of
+from prefixd.controller.core.window_blocks import PlaceKey, WindowBlock, WindowPlace, twins_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +26,15 @@ class Dropped:
 def drop_named(state: PoolState, *, block_ids: Set[int], digests: Set[bytes]) -> Dropped:
     """Drop the places of blocks and of published digests, with everything behind them (S19).
 
-    A twin of an indexed block names its place too (S15); any other block outside the index
-    names nothing. Reads the whole index.
+    A block of a window group goes alone, one of any full-attention group with its place. A twin of
+    an indexed block names its place too (S15); any other block outside the index names nothing.
+    Reads the whole index.
     """
+    further = _named_further(state, block_ids)
     named = [
         (node, offset)
         for node in state.index.nodes()
-        if (offset := _first_named(state, node, block_ids, digests)) is not None
+        if (offset := _first_named(state, node, block_ids, digests, further.get(node))) is not None
     ]
     dropped: dict[Node, None] = {}
     for node, offset in named:
@@ -70,7 +72,7 @@ def _windows_of(
     named = [
         block
         for block in windows.index.indexed()
-        if not block_ids.isdisjoint(one.block_id for one in (block, *twins_of(block)))
+        if _is_named(block, block_ids)
         or (
             block.place is not None
             and windows.index.is_published(block)
@@ -83,31 +85,82 @@ def _windows_of(
         if not isinstance(node.parent, Node) or node.parent not in dropped
         for block in windows.index.blocks_below(node.root.root_key, _places_to(state, node))
     ]
-    return dict.fromkeys((*named, *below))
+    behind = [
+        other
+        for block in named
+        if block.group_index in windows.full_groups and block.place is not None
+        for other in windows.index.blocks_behind(block.place, block.group_index)
+    ]
+    return dict.fromkeys((*named, *behind, *below))
+
+
+def _named_further(state: PoolState, block_ids: Set[int]) -> dict[Node, set[int]]:
+    """Find where the named blocks of the further full-attention groups stand in the first one."""
+    found: dict[Node, set[int]] = {}
+    for block in state.windows.index.indexed() if state.windows.full_groups else ():
+        if block.group_index in state.windows.full_groups and _is_named(block, block_ids):
+            assert block.place is not None
+            for node, offset in _offsets_of(state, block.place):
+                found.setdefault(node, set()).add(offset)
+    return found
+
+
+def _is_named(block: WindowBlock, block_ids: Set[int]) -> bool:
+    """Tell whether an indexed block, or a twin of it, is named."""
+    return not block_ids.isdisjoint(one.block_id for one in (block, *twins_of(block)))
+
+
+def _offsets_of(state: PoolState, place: WindowPlace) -> Iterator[tuple[Node, int]]:
+    """Find a place in the first group's index, if it is there."""
+    path: list[PlaceKey] = []
+    at: WindowPlace | None = place
+    while at is not None and not at.is_root:
+        path.append(at.key)
+        at = at.parent
+    parent: Root | Node | None = state.index.roots.get(place.root_key)
+    while parent is not None and path:
+        node = parent.children.get(path[-1])
+        offset = 0
+        while node is not None and offset < node.block_count:
+            if path.pop() != _place_key(state, node, offset):
+                return
+            if not path:
+                yield node, offset
+                return
+            offset += 1
+        parent = node
+
+
+def _place_key(state: PoolState, node: Node, offset: int) -> PlaceKey:
+    block_bytes = state.index.block_bytes
+    tokens = bytes(node.tokens[offset * block_bytes : (offset + 1) * block_bytes])
+    return (tokens, node.varied_keys.get(offset, ()))
 
 
 def _places_to(state: PoolState, node: Node) -> list[PlaceKey]:
     """Return the places from the root to a node's first one."""
-    first: PlaceKey = node.key
-    path: list[PlaceKey] = [first]
-    block_bytes = state.index.block_bytes
+    path: list[PlaceKey] = [node.key]
     parent = node.parent
     while isinstance(parent, Node):
-        for at in reversed(range(parent.block_count)):
-            tokens = bytes(parent.tokens[at * block_bytes : (at + 1) * block_bytes])
-            path.append((tokens, parent.varied_keys.get(at, ())))
+        path += [_place_key(state, parent, at) for at in reversed(range(parent.block_count))]
         parent = parent.parent
     path.reverse()
     return path
 
 
 def _first_named(
-    state: PoolState, node: Node, block_ids: Set[int], digests: Set[bytes]
+    state: PoolState,
+    node: Node,
+    block_ids: Set[int],
+    digests: Set[bytes],
+    further: Set[int] | None,
 ) -> int | None:
+    """Return the first offset in a node that is named, in any full-attention group."""
     lane = node.lane
     if any(twin.block_id in block_ids for twin in lane.twins):
         return 0
     offsets = [at for at, block_id in enumerate(lane.block_ids) if block_id in block_ids]
+    offsets += further or ()
     if digests:
         size = state.digests.digest_size
         starts = range(0, lane.published_count * size, size)

@@ -100,7 +100,8 @@ def _make_room(
         check_supply(
             state,
             new_block_count=needed_count,
-            total_block_count=end_block + window_span(state, start=position, end_block=end_block),
+            total_block_count=end_block * (1 + len(state.windows.full_groups))
+            + window_span(state, start=position, end_block=end_block),
             match=nothing,
             gain_count=left.gain_count,
         )

@@ -130,13 +130,18 @@ def _allot(state: PoolState, step: StepContext, demand: Demand, match: Match) ->
     table_count = demand.table_block_count + match.block_count
     checked_end = max(scheduled_end, demand.must_fit_token_count) + demand.lookahead_slot_count
     checked_count = ceil_div(checked_end, block_size)
+    full_group_count = 1 + len(state.windows.full_groups)
     # Later chunks of a prompt reuse what falls behind a window, so only this one counts there.
     window_end = ceil_div(slot_end, block_size)
-    window_count = max(0, window_end - table_count) * state.windows.count
+    window_group_count = len(state.spec.groups) - full_group_count
+    window_count = max(0, window_end - table_count) * window_group_count
     check_supply(
         state,
-        new_block_count=max(0, checked_count - table_count) + window_count + copy_count,
-        total_block_count=checked_count + window_span(state, start=start, end_block=window_end),
+        new_block_count=max(0, checked_count - table_count) * full_group_count
+        + window_count
+        + copy_count,
+        total_block_count=checked_count * full_group_count
+        + window_span(state, start=start, end_block=window_end),
         match=match,
         gain_count=freed.gain_count,
     )
@@ -151,11 +156,13 @@ def _allot(state: PoolState, step: StepContext, demand: Demand, match: Match) ->
 
 
 def window_span(state: PoolState, *, start: int, end_block: int) -> int:
-    """Count the blocks that window tables have from the window before `start` up to an end."""
+    """Count the blocks that the tables of sliding windows have from the window before `start` up
+    to an end."""
     windows = state.windows
     return sum(
         max(0, end_block - windows.first_needed(group_index, position=start))
         for group_index in windows.sizes
+        if group_index not in windows.full_groups
     )
 
 

@@ -66,7 +66,7 @@ class Supply:
                 self._statistics.count_eviction(age_ms=age_ms, block_count=1)
                 order.shrink(segment, 1)
                 self._claims.leave_window(segment)
-                taken.append(self._windows.twins.evict(segment))
+                taken.append(self._windows.evict(segment))
                 continue
             assert isinstance(segment, Lane)
             count = min(missing_count, len(segment.block_ids))

@@ -82,11 +82,9 @@ def _groups(spec: PoolSpec) -> None:
             field="groups",
         )
     kinds = [group.kind for group in spec.groups]
-    if kinds[:1] != [GroupKind.FULL_ATTENTION] or any(
-        kind is not GroupKind.SLIDING_WINDOW for kind in kinds[1:]
-    ):
+    if kinds[:1] != [GroupKind.FULL_ATTENTION] or GroupKind.STATE_SPACE in kinds:
         raise Unsupported(
-            "only one full-attention group is offered, with sliding-window groups behind it",
+            "a full-attention group comes first, and state-space groups are not offered",
             field="groups",
         )
     for index, group in enumerate(spec.groups):

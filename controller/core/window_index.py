@@ -223,6 +223,10 @@ class WindowIndex:
             if block.twin_of is not None:
                 self.leave_twins(block)
 
+    def blocks_behind(self, place: WindowPlace, group_index: int) -> list[WindowBlock]:
+        """List the indexed blocks of a group at a place and behind it."""
+        return [block for block in _subtree_blocks(place) if block.group_index == group_index]
+
     def blocks_below(self, root_key: RootKey, path: Iterable[PlaceKey]) -> list[WindowBlock]:
         """List the indexed blocks at the end of a path of places and behind it."""
         place = self.roots.get(root_key)

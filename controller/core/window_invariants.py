@@ -71,6 +71,7 @@ def check(state: PoolState) -> None:
     _check_published(state, indexed)
     for place in windows.index.all_places():
         _check_twins(state, place)
+        _check_parent(state, place)
     for root in windows.index.roots.values():
         _check_places(root, standing)
     _require(not +standing, "a sequence stands on a place outside the index")
@@ -100,6 +101,19 @@ def _check_published(state: PoolState, indexed: list[WindowBlock]) -> None:
     _require(
         unhashed == set(index.digests.unhashed), "a place without a digest is not known as one"
     )
+
+
+def _check_parent(state: PoolState, place: WindowPlace) -> None:
+    """A cached block of full attention can be reached by those before it (S19)."""
+    parent = place.parent
+    for group_index in state.windows.full_groups:
+        _require(
+            parent is None
+            or parent.is_root
+            or group_index not in place.blocks
+            or group_index in parent.blocks,
+            "a block of a full-attention group is cached behind one that is not",
+        )
 
 
 def _check_twins(state: PoolState, place: WindowPlace) -> None:

@@ -1,14 +1,16 @@
-"""The sliding-window groups of a pool: their index and what tables hold of them (rule S23).
+"""The KV groups of a pool behind the first: their index and what tables hold of them (rule S23).
 
-A match is the longest length at which the full-attention group has all blocks and every window
+A match is the longest length at which the full-attention groups have all blocks and every window
 group those of its last window. What a window has passed leaves the table and, where it is cached,
-stays matchable until its block is needed.
+stays matchable until its block is needed. A further full-attention group is one whose window spans
+every sequence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
+from prefixd.controller.core import limits
 from prefixd.controller.core.claims import Claims
 from prefixd.controller.core.free_order import FreeOrder
 from prefixd.controller.core.identity import SequenceKeys
@@ -28,7 +30,10 @@ from prefixd.controller.core.window_twins import WindowTwins
 
 
 class WindowGroups:
-    """The window groups of a pool; `sizes` maps a group's index to its window in tokens."""
+    """The groups of a pool behind the first; `sizes` maps a group's index to its window in tokens.
+
+    `full_groups` are those of full attention.
+    """
 
     def __init__(
         self,
@@ -40,11 +45,13 @@ class WindowGroups:
         columns: SequenceColumns,
         log: StepLog,
     ) -> None:
-        self.sizes: dict[int, int] = {
-            index: group.window_token_count
-            for index, group in enumerate(spec.groups)
-            if group.kind is GroupKind.SLIDING_WINDOW
-        }
+        self.sizes: dict[int, int] = {}
+        self.full_groups: list[int] = []
+        for group_index, group in enumerate(spec.groups[1:], start=1):
+            self.sizes[group_index] = group.window_token_count
+            if group.kind is GroupKind.FULL_ATTENTION:
+                self.sizes[group_index] = limits.TOKENS_PER_SEQUENCE_MAX
+                self.full_groups.append(group_index)
         self.index = index
         self.twins = twins
         self._block_size = spec.block_size
@@ -55,7 +62,7 @@ class WindowGroups:
 
     @property
     def count(self) -> int:
-        """Window groups."""
+        """Groups behind the first."""
         return len(self.sizes)
 
     def first_needed(self, group_index: int, *, position: int) -> int:
@@ -301,8 +308,9 @@ class WindowGroups:
             table.blocks += parent_table.blocks[table.first : end]
             for block in table.held():
                 block.holder_count += 1
-        if self.count and not child.uncacheable:
-            self.index.stand_at(child, min(token_count // self._block_size, parent.indexed_count))
+        if parent.window_place is not None:
+            full_count = token_count // self._block_size
+            self.index.stand_at(child, min(full_count, parent.window_entered_count))
 
     # The index.
 
@@ -354,7 +362,23 @@ class WindowGroups:
             table.first = min(table.first, block_count)
             self._leave(left, now_ms=now_ms, step_id=self._log.next_id, is_read=False)
 
-    # Dropping content on somebody's behalf.
+    # Dropping content, for new use or on somebody's behalf.
+
+    def evict(self, block: WindowBlock) -> int:
+        """Give up an idle block, which left the free order, for new use; returns its id.
+
+        One of full attention takes what is cached behind it (S19), but for what a sequence has that
+        is writing the block again.
+        """
+        place = block.place
+        assert place is not None
+        block_id = self.twins.evict(block)
+        if block.group_index in self.full_groups:
+            is_written_again = block.group_index in place.blocks
+            for below in reversed(self.index.blocks_behind(place, block.group_index)):
+                if below.is_linked or not is_written_again:
+                    self.forget(below)
+        return block_id
 
     def forget(self, block: WindowBlock) -> None:
         """Take a block and its twins out of the index; an idle one keeps its place in the free

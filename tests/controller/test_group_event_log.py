@@ -13,10 +13,10 @@ from tests.model.watcher import Watcher
 
 
 class WatchedWorker(WorkerRun):
-    """A random history with sliding windows and an operator, followed by a watcher."""
+    """A random history of up to four KV groups and an operator, followed by a watcher."""
 
     def __init__(self, seed: int) -> None:
-        super().__init__(seed, window_count=1 + seed % 3)
+        super().__init__(seed, window_count=seed % 3, full_count=(seed + 1) % 2)
         self.watcher = Watcher(self.pool)
         self.dropped = Counter[str]()
 

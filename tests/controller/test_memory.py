@@ -30,20 +30,22 @@ STEP_COUNT = 200
 class WorkerRun:
     """One random history of a pool, with its steps up to three in flight.
 
-    The pool has all options, or `window_count` sliding-window groups.
+    Behind its first group the pool has `full_count` more of full attention and `window_count` of
+    sliding windows.
     """
 
-    def __init__(self, seed: int, *, window_count: int = 0) -> None:
+    def __init__(self, seed: int, *, window_count: int = 0, full_count: int = 0) -> None:
         self.chance = random.Random(seed)
         block_size = self.chance.choice((1, 2, 3, 4) if window_count else (2, 3, 4, 8))
+        group_count = 1 + full_count + window_count
         windows = [self.chance.randint(1, 3 * block_size) for _ in range(window_count)]
         self.pool = Pool(
             PoolSpec(
                 "memory",
-                block_count=self.chance.choice((12, 30, 80)) * (1 + window_count),
+                block_count=self.chance.choice((12, 30, 80)) * group_count,
                 block_size=block_size,
                 groups=(
-                    GroupSpec(),
+                    *(GroupSpec() for _ in range(1 + full_count)),
                     *(GroupSpec(GroupKind.SLIDING_WINDOW, window) for window in windows),
                 ),
                 sub_block_reuse=self.chance.choice((False, True)),
@@ -52,7 +54,7 @@ class WorkerRun:
             epoch=1,
             hasher=Hasher("xxhash_cbor", seed="0"),
         )
-        self.memory = Memory(block_size=block_size, windows=(None, *windows))
+        self.memory = Memory(block_size=block_size, windows=(*[None] * (1 + full_count), *windows))
         self.prompts = [[0] * 9]
         self.handle_last = 0
 
@@ -160,3 +162,13 @@ def test_s23_every_pass_reads_its_windows(seed: int) -> None:
         run.step()
         invariants.check(run.pool)
     assert run.memory.freed_count
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_s23_every_pass_reads_all_of_a_further_full_attention_group(seed: int) -> None:
+    """Its blocks are never freed behind a window, whatever other groups there are."""
+    run = WorkerRun(seed, window_count=seed % 2, full_count=1 + seed % 3 // 2)
+    for _ in range(STEP_COUNT):
+        run.step()
+        invariants.check(run.pool)
+    assert bool(run.memory.freed_count) == bool(seed % 2)

@@ -12,16 +12,21 @@ def evict(
 ) -> tuple[int, int]:
     """Takes named blocks, the places of named twins, or what is published at places named by
     their digests, out of the index with all that is behind them (S19), in every group; a named
-    window block goes alone. Sequences that have some share nothing more. Returns how many were
-    dropped, and how many of these are held."""
+    block of a sliding window goes alone. Sequences that have some share nothing more. Returns how
+    many were dropped, and how many of these are held."""
     blocks = blocks | {block for block, place in pool.published().items() if place in digested}
     named = {place for place, block in pool.index.items() if block in blocks}
     named |= {pool.place_of_twin(twin) for twin in pool.twin_blocks if twin in blocks}
+    further = {key for key in pool.window_index if _names(pool, key, blocks)}
+    further = {key for key in further if key[0] in pool.further_groups}
+    named |= {place for _, place in further if place in pool.index}
     doomed = [place for place in pool.index if _is_behind(place, named)]
     windows = {
         key: block
         for key, block in pool.window_index.items()
-        if not blocks.isdisjoint((block, *pool.window_twins_of(key))) or _is_behind(key[1], named)
+        if _names(pool, key, blocks)
+        or _is_behind(key[1], named)
+        or _is_behind(key[1], {place for group, place in further if group == key[0]})
     }
     window_twins = {twin for key in windows for twin in pool.window_twins_of(key)}
     counts = pool.reference_counts()
@@ -47,6 +52,11 @@ def evict(
     pool.window_twins = [twin for twin in pool.window_twins if twin not in window_twins]
     pool.twin_blocks = [twin for twin in pool.twin_blocks if twin not in doomed_blocks]
     return len(doomed) + len(windows), held
+
+
+def _names(pool: NaiveWindowTwins, key: tuple[int, Place], blocks: set[BlockId]) -> bool:
+    """Tells whether a window block, or a twin of it, is among blocks."""
+    return not blocks.isdisjoint((pool.window_index[key], *pool.window_twins_of(key)))
 
 
 def _is_behind(place: Place, tops: set[Place]) -> bool:

@@ -88,7 +88,9 @@ class Shape:
         return replace(
             shape,
             block_count=block_count * (1 + window_count),
-            windows=tuple(chance.randint(1, 3 * block_size) for _ in range(window_count)),
+            windows=tuple(
+                chance.choice((0, *range(1, 3 * block_size + 1))) for _ in range(window_count)
+            ),
         )
 
 

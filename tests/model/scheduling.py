@@ -72,11 +72,14 @@ class NaiveScheduling(NaiveCopies):
         shared = self.shared_tails(sequence, start) if count + lookahead else []
         if shared:
             self.check_copy(sequence, shared, start)
+        full_count = 1 + len(self.further_groups)
+        window_new_count = new_count * (1 + len(self.windows) - full_count)
         freed = self.left_behind(sequence, min(start, known_before))
         kept = {block for blocks in (*matched, sources) for block in blocks.values()}
         self.check_supply(
-            new_block_count=max(fit_count - have, 0) + new_count * len(self.windows) + len(shared),
-            total_block_count=fit_count + self.window_span(start=start, end_block=have + new_count),
+            new_block_count=max(fit_count - have, 0) * full_count + window_new_count + len(shared),
+            total_block_count=fit_count * full_count
+            + self.window_span(start=start, end_block=have + new_count),
             kept=kept,
             gain_count=self.gain_count(freed),
         )

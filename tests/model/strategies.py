@@ -158,8 +158,14 @@ class Row:
 
 
 def groups(windows: Iterable[int]) -> tuple[GroupSpec, ...]:
-    """Returns the groups of a pool with these windows beside full attention."""
-    return (GroupSpec(), *(GroupSpec(GroupKind.SLIDING_WINDOW, window) for window in windows))
+    """Returns the groups of a pool: full attention, then these windows; 0 is full attention."""
+    return (
+        GroupSpec(),
+        *(
+            GroupSpec(GroupKind.SLIDING_WINDOW, window) if window else GroupSpec()
+            for window in windows
+        ),
+    )
 
 
 def _tokens(*, least: int, most: int) -> SearchStrategy[tuple[int, ...]]:
@@ -196,10 +202,11 @@ def retention_hints() -> SearchStrategy[RetentionHint]:
 
 @st.composite
 def pool_specs(draw: st.DrawFn) -> PoolSpec:
-    """Draws pools: small ones, some with window groups of one token to three blocks."""
+    """Draws pools: small ones, some with more groups of full attention, or of windows of one token
+    to three blocks."""
     block_size = draw(st.integers(1, 4))
     windows = [
-        draw(st.integers(1, 3 * block_size)) for _ in range(draw(st.sampled_from((0, 1, 2))))
+        draw(st.integers(0, 3 * block_size)) for _ in range(draw(st.sampled_from((0, 1, 2))))
     ]
     return PoolSpec(
         pool_name="machine",

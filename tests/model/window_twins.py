@@ -103,8 +103,15 @@ class NaiveWindowTwins(NaiveWindows):
         twins = self.window_twins_of(key)
         if twins:
             self._index_window_twin(key, twins[0])
+            self.drop_behind(key)
         else:
             super().evict_window(key)
+
+    def forget_window(self, key: Key) -> None:
+        """Takes a block and its twins out of the index."""
+        for twin in self.window_twins_of(key):
+            self.window_twins.remove(twin)
+        super().forget_window(key)
 
     def forget_blocks(self, blocks: set[BlockId]) -> None:
         """Takes blocks of any group out of the index, and unwritten twins from among the twins."""

@@ -1,6 +1,6 @@
-"""The naive pool's sliding-window groups: a table of each sequence for each, and an index by place.
+"""The naive pool's groups behind the first: a table of each sequence for each, an index by place.
 
-They follow the full-attention group, position by position (S23): a window block is made, completed
+They follow the first group, position by position (S23): a window block is made, completed
 and copied with the one of full attention, but it may be missing where no window reaches any more.
 Choices that the rules leave open, and that the core has made:
 
@@ -9,8 +9,10 @@ Choices that the rules leave open, and that the core has made:
   position at which it goes on, since drafts may be rolled back to there.
 - Blocks are taken group by group, copies before new blocks; they are released and freed group by
   group, too. Of freed blocks the last one has been used last.
-- A prompt is admitted by what its full-attention group will need in all, and by what the window
+- A prompt is admitted by what its full-attention groups will need in all, and by what the window
   groups need for the chunk at hand: later chunks use again what the windows leave behind.
+- A further group of full attention is one with a window that spans everything; besides, a block of
+  it goes with all that is cached behind it (S19).
 """
 
 from collections.abc import Callable
@@ -31,19 +33,25 @@ from tests.model.sequence import NaiveSequence, Place
 
 
 class NaiveWindows(NaiveEviction):
-    """A naive pool with window groups behind its full-attention group.
+    """A naive pool with several groups.
 
     `windows` has the tokens of each group's window; a query sees itself and those before it.
+    `further_groups` are those of full attention.
     `window_index` maps a place of a group to the one block that stands for it. `window_claims` has
     what is claimed of a window block (S20): it stands alone, so its band is that of its claim.
     """
 
     def __init__(self, spec: PoolSpec) -> None:
         super().__init__(spec)
-        self.windows = {
-            group: one.window_token_count
+        self.further_groups = {
+            group
             for group, one in enumerate(spec.groups)
-            if one.kind is GroupKind.SLIDING_WINDOW
+            if group and one.kind is GroupKind.FULL_ATTENTION
+        }
+        self.windows = {
+            group: 2**40 if group in self.further_groups else one.window_token_count
+            for group, one in enumerate(spec.groups)
+            if group
         }
         self.window_index: dict[tuple[int, Place], BlockId] = {}
         self.window_claims: dict[BlockId, NaiveClaim] = {}
@@ -100,7 +108,11 @@ class NaiveWindows(NaiveEviction):
 
     def window_span(self, *, start: int, end_block: int) -> int:
         """Counts the window blocks that a sequence needs from a position on up to a block."""
-        return sum(max(end_block - self.first_needed(group, start), 0) for group in self.windows)
+        return sum(
+            max(end_block - self.first_needed(group, start), 0)
+            for group in self.windows
+            if group not in self.further_groups
+        )
 
     def matched_blocks(
         self, token_ids: list[int], identity: Identity, *, own_count: int = 0
@@ -237,8 +249,9 @@ class NaiveWindows(NaiveEviction):
     def take(self, count: int) -> list[BlockId]:
         """Takes blocks from the front of the free order; cached ones are evicted now (S13)."""
         taken = super().take(count)
-        for key, block in list(self.window_index.items()):
-            if block in taken:
+        for block in taken:
+            key = next((key for key, other in self.window_index.items() if other == block), None)
+            if key is not None:
                 self.statistics.evicted_block_count += 1
                 self.leave_window(block)
                 self.evict_window(key)
@@ -248,6 +261,31 @@ class NaiveWindows(NaiveEviction):
     def evict_window(self, key: tuple[int, Place]) -> None:
         """Takes the block of a group's place for new use."""
         del self.window_index[key]
+        self.drop_behind(key)
+
+    def drop_behind(self, key: tuple[int, Place]) -> None:
+        """Drops what a further group of full attention has behind an evicted block (S19); what
+        sequences have goes with the block that they are writing at its place."""
+        group, place = key
+        held = self.reference_counts()
+        for other in self.window_keys_behind(group, place) if group in self.further_groups else ():
+            if self.window_index[other] not in held or key not in self.window_index:
+                self.forget_window(other)
+
+    def window_keys_behind(self, group: int, place: Place) -> list[tuple[int, Place]]:
+        """Lists the places from one on that a group has blocks of."""
+        return [
+            (other, behind)
+            for other, behind in self.window_index
+            if other == group and behind[: len(place)] == place
+        ]
+
+    def forget_window(self, key: tuple[int, Place]) -> None:
+        """Takes a block out of the index; a held one stays in its tables."""
+        block = self.window_index.pop(key)
+        self.leave_window(block)
+        if block not in self.reference_counts():
+            del self.step_of_block[block]
 
     def complete_blocks(self, sequence: NaiveSequence) -> None:
         """Lets blocks of all groups enter the index."""

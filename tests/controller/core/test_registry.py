@@ -245,7 +245,7 @@ def test_a_bad_spec_is_refused(registry: PoolRegistry, spec: dict[str, Any], fie
     "groups",
     [
         (),
-        (GroupSpec(), GroupSpec()),
+        (GroupSpec(), GroupSpec(GroupKind.STATE_SPACE)),
         (GroupSpec(GroupKind.SLIDING_WINDOW, window_token_count=64),),
         (GroupSpec(GroupKind.STATE_SPACE),),
     ],
@@ -253,7 +253,7 @@ def test_a_bad_spec_is_refused(registry: PoolRegistry, spec: dict[str, Any], fie
 def test_other_groups_are_not_offered(
     registry: PoolRegistry, groups: tuple[GroupSpec, ...]
 ) -> None:
-    """One full-attention group comes first, and all behind it have windows."""
+    """A full-attention group comes first, and none has a state."""
     with pytest.raises(Unsupported) as caught:
         register(registry, groups=groups)
     assert caught.value.field == "groups"

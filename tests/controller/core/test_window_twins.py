@@ -220,3 +220,16 @@ def test_s15_a_twin_that_its_window_has_passed_is_not_merged() -> None:
     driver.step(extend_entry(2, [9], known=8, scheduled=8), executed=1)
     reply = driver.step(close_entry(1), executed=3)
     assert [remap[1:3] for remap in remapped(reply)] == [(0, 0), (0, 1), (1, 1)]
+
+
+def test_s16_a_fork_has_twins_whether_it_may_publish_or_not() -> None:
+    """The parent has lost its second place to an operator; its first block is a twin still."""
+    driver = driver_of()
+    driver.open(1, PROMPT, skip_cache_read=True)
+    driver.open(2, PROMPT, skip_cache_read=True)
+    driver.step()
+    driver.pool.evict_blocks(block_ids={tables(driver, 2)[0][1]}, digests=frozenset())
+    driver.step(fork_entry(2, 3, 8))
+    twin = tables(driver, 3)[1][0]
+    driver.step(close_entry(1), close_entry(2))
+    assert content(driver, twin) is BlockContent.PUBLISHED
