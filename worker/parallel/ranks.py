@@ -163,6 +163,8 @@ class Ranks:
                 # Standard output is rank 0's: it carries one line.
                 stdout=_STDERR,
                 pass_fds=theirs,
+                # Ctrl-C is for rank 0: a rank that has just started could not ignore it yet.
+                process_group=0,
             )
         self._processes.append(process)
         self._commands.append(commands)

@@ -67,6 +67,13 @@ def test_an_error_that_comes_of_a_rank_s_end_is_told_as_such(ranks: Ranks) -> No
         ranks.check_ends(RuntimeError("connection closed by peer"))
 
 
+def test_what_interrupts_a_terminal_s_processes_does_not_reach_them(ranks: Ranks) -> None:
+    """Rank 0 ends them; not even one that is still starting tells of an interrupt of its own."""
+    groups = {os.getpgid(process_id) for process_id in ranks.process_ids}
+
+    assert os.getpgrp() not in groups
+
+
 def test_they_go_by_themselves_once_they_are_let_go(ranks: Ranks) -> None:
     """Long before they would be killed."""
     began = time.monotonic()
