@@ -16,6 +16,7 @@ from prefixd.controller.core.sequences import TOKEN_BYTES
 from prefixd.controller.core.state import PoolState
 from prefixd.controller.core.step_log import EXECUTED
 from prefixd.controller.core.window_blocks import WindowPlace
+from prefixd.controller.core.window_matching import agreed_end, join_windows, partial_sources
 
 
 def find_prefix(
@@ -63,11 +64,11 @@ def _find_agreed(
     match = state.index.match(
         keys, packed_tokens, end_block=end_block, start_block=start_block, leaf=leaf
     )
-    agreed_end = state.windows.limit(match, keys, packed_tokens)
+    end_block = agreed_end(state.windows, match, keys, packed_tokens)
     match = state.index.match(
-        keys, packed_tokens, end_block=agreed_end, start_block=start_block, leaf=leaf
+        keys, packed_tokens, end_block=end_block, start_block=start_block, leaf=leaf
     )
-    state.windows.join(match, keys, packed_tokens)
+    join_windows(state.windows, match, keys, packed_tokens)
     return match
 
 
@@ -110,7 +111,7 @@ def _find_partial(
             continue
         block_tokens = bytes(node.tokens[begin : begin + block_bytes])
         place = window_place and window_place.children.get((block_tokens, varied_keys))
-        sources = state.windows.partial_sources(place, step_id=step_id)
+        sources = partial_sources(state.windows, place, step_id=step_id)
         if sources is None:
             continue
         count = common_token_count(next_tokens, block_tokens)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator
 from prefixd.controller.core import limits
 from prefixd.controller.core.claims import Claims
 from prefixd.controller.core.free_order import FreeOrder
-from prefixd.controller.core.identity import SequenceKeys
 from prefixd.controller.core.match import Match
 from prefixd.controller.core.messages import FreedBlock, GroupKind, PoolSpec, StepId
 from prefixd.controller.core.sequences import Sequence, SequenceColumns
@@ -54,7 +53,7 @@ class WindowGroups:
                 self.full_groups.append(group_index)
         self.index = index
         self.twins = twins
-        self._block_size = spec.block_size
+        self.block_size = spec.block_size
         self._order = order
         self._claims = claims
         self._columns = columns
@@ -70,26 +69,10 @@ class WindowGroups:
         return first_needed(
             position,
             window_token_count=self.sizes[group_index],
-            block_size=self._block_size,
+            block_size=self.block_size,
         )
 
-    # Matching.
-
-    def limit(self, match: Match, keys: SequenceKeys, packed_tokens: bytes) -> int:
-        """Return the longest length in blocks, up to a match's, at which all groups agree.
-
-        Blocks before the match's start stand in the sequence's tables, those behind it must be in
-        the index. Changes nothing (S8).
-        """
-        end = match.start_block + match.block_count
-        places = list(self.index.places(keys, packed_tokens, end))
-
-        def has(group_index: int, at: int) -> bool:
-            return at < len(places) and group_index in places[at].blocks
-
-        return self._agreed_length(has, start=match.start_block, end=end)
-
-    def _agreed_length(self, has: Callable[[int, int], bool], *, start: int, end: int) -> int:
+    def agreed_length(self, has: Callable[[int, int], bool], *, start: int, end: int) -> int:
         """Return the longest length in blocks, from `start` to `end`, at which each group has the
         blocks of its last window, those before `start` aside. Asks for no block twice."""
         length = end
@@ -98,7 +81,7 @@ class WindowGroups:
         while not is_stable:
             is_stable = True
             for group_index in self.sizes:
-                first = self.first_needed(group_index, position=length * self._block_size)
+                first = self.first_needed(group_index, position=length * self.block_size)
                 first = max(first, start)
                 at = min(seen_from[group_index], length)
                 while at > first and has(group_index, at - 1):
@@ -108,39 +91,6 @@ class WindowGroups:
                     length = at - 1
                     is_stable = False
         return length
-
-    def join(self, match: Match, keys: SequenceKeys, packed_tokens: bytes) -> None:
-        """Add the window blocks to a match that all groups agree on."""
-        end = match.start_block + match.block_count
-        places = list(self.index.places(keys, packed_tokens, end))
-        for group_index in self.sizes:
-            first = self.first_needed(group_index, position=end * self._block_size)
-            blocks = {
-                at: places[at].blocks[group_index]
-                for at in range(max(first, match.start_block), end)
-            }
-            match.window_blocks[group_index] = blocks
-            for at, block in blocks.items():
-                match.idle_count += block.is_linked and not block.withheld
-                if block in self.index.pending:
-                    match.published_count = min(match.published_count, at - match.start_block)
-
-    def partial_sources(
-        self, place: WindowPlace | None, *, step_id: StepId
-    ) -> dict[int, WindowBlock] | None:
-        """Find the block of every group at a place that a match ends inside.
-
-        Each was scheduled before `step_id`, which copies from it. None where one is missing: a
-        block that is cached later has all its tokens, those of a window of 1 included, whose
-        queries see none of them.
-        """
-        sources: dict[int, WindowBlock] = {}
-        for group_index in self.sizes:
-            block = None if place is None else place.blocks.get(group_index)
-            if block is None or (block in self.index.pending and block.step_id >= step_id):
-                return None
-            sources[group_index] = block
-        return sources
 
     def keep_source(self, block: WindowBlock, *, now_ms: int, step_id: StepId) -> None:
         """Withhold a block that this step copies from; an idle one is used last now."""
@@ -285,7 +235,7 @@ class WindowGroups:
 
     def has_window(self, sequence: Sequence, *, token_count: int) -> bool:
         """Tell whether the tables hold all that a query behind `token_count` tokens attends to."""
-        end = -(-token_count // self._block_size)
+        end = -(-token_count // self.block_size)
         return all(
             self.first_needed(group_index, position=token_count) >= end
             or all(
@@ -299,7 +249,7 @@ class WindowGroups:
 
     def share(self, child: Sequence, parent: Sequence, *, token_count: int) -> None:
         """Give a fork the parent's window before `token_count` (S16)."""
-        end = -(-token_count // self._block_size)
+        end = -(-token_count // self.block_size)
         self.open(child)
         for group_index, parent_table in parent.window_tables.items():
             table = child.window_tables[group_index]
@@ -309,7 +259,7 @@ class WindowGroups:
             for block in table.held():
                 block.holder_count += 1
         if parent.window_place is not None:
-            full_count = token_count // self._block_size
+            full_count = token_count // self.block_size
             self.index.stand_at(child, min(full_count, parent.window_entered_count))
 
     # The index.
@@ -320,7 +270,7 @@ class WindowGroups:
         The step `step_id` wrote what no earlier one did.
         """
         steps = self._log.scheduled_bounds(sequence.row)
-        bounds = [(step, bound // self._block_size) for step, bound in steps]
+        bounds = [(step, bound // self.block_size) for step, bound in steps]
         start = sequence.window_entered_count
         self.index.stand_at(sequence, end)
         entering: list[tuple[WindowBlock, WindowPlace, StepId]] = []
@@ -349,7 +299,7 @@ class WindowGroups:
             block = tables[group_index].blocks[at]
             return block is not None and block not in self.index.pending
 
-        return self._agreed_length(has, start=0, end=block_count)
+        return self.agreed_length(has, start=0, end=block_count)
 
     def cut(self, sequence: Sequence, block_count: int, *, now_ms: int) -> None:
         """Cut a sequence's tables."""
