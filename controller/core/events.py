@@ -21,7 +21,7 @@ from prefixd.controller.core.node import Node
 from prefixd.controller.core.sequences import TOKEN_BYTES
 
 EVENT_OVERHEAD_BYTES = 256
-"""What an event counts for beside its digests, tokens and extra keys, so that small ones are bounded
+"""What an event counts for beside its digests, tokens and keys, so that small ones are bounded
 too."""
 
 
