@@ -59,6 +59,7 @@ class Claims:
         claim = self._policy.claim(hint, reason=reason, now_ms=now_ms)
         if sequence.leaf is not None:
             self._add(sequence.leaf.lane, claim)
+            self._forget_outdone(sequence.leaf)
         for table in sequence.window_tables.values():
             for block in table.held():
                 self._add(block, claim)
@@ -148,6 +149,22 @@ class Claims:
             self._ending_count += 1
         self._settle(run, standing)
         self._reckon(run)
+
+    def _forget_outdone(self, leaf: Node) -> None:
+        """Forget what is claimed before a place and can make no difference beside the claim there,
+        so that the turns of a conversation leave no seams in the index."""
+        claims = leaf.lane.claims
+        assert claims is not None
+        assert claims.claim is not None
+        node = leaf.parent
+        while isinstance(node, Node):
+            before = node.lane.claims
+            node = node.parent
+            if before is None or before.claim is None:
+                continue
+            if claims.claim.outdoes(before.claim):
+                self._forget(before.claim)
+                before.claim = None
 
     def _settle(self, run: CachedRun, claim: StandingClaim) -> None:
         """Let a claim stand at a run; of two that would, the stronger one does."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import inf
+from operator import ge
 from typing import TYPE_CHECKING
 
 from prefixd.controller.core.policies.policy import Claim
@@ -32,6 +33,10 @@ class StandingClaim:
         until = inf if self.until_ms is None else self.until_ms
         once_used = -1 if self.band_once_used is None else self.band_once_used
         return (self.band, until, once_used, -self.serial)
+
+    def outdoes(self, other: StandingClaim) -> bool:
+        """Tell whether this claim, of a place behind the other's, is at no time the lower one."""
+        return all(map(ge, self.strength()[:3], other.strength()[:3]))
 
 
 class RunClaims:

@@ -164,3 +164,21 @@ def test_s20_claims_that_a_step_left_are_ended_by_the_next_ones() -> None:
         driver.step()
     assert driver.pool.state.claims.waiting_count == 0
     assert {band for _, band in driver.pool.state.order.bands()} == {1}
+
+
+def cost_of_a_turn(*, turn_count: int) -> int:
+    """Counts the open and close of a conversation's last turn; all claim a priority for a week."""
+    driver = QuickDriver(block_count=2 * turn_count, windows=(), eviction_policy="retention")
+    hint = RetentionHint(Continuation.EXPECTED, priority=7, duration_ms=604_800_000)
+    cost = 0
+    for turn in range(1, turn_count + 1):
+        driver.now_ms += 1_000
+        opening = open_entry(turn, range(4 * turn + 1), retention_hint=hint)
+        closing = CloseEntry(Handle(turn), CloseReason.FINISHED)
+        cost = lines_run(lambda step=(opening, closing): driver.step(*step))
+    return cost
+
+
+def test_s20_a_turn_costs_the_same_however_many_were_before() -> None:
+    """What earlier turns claimed goes with a later claim that outdoes it, and their runs join."""
+    assert cost_of_a_turn(turn_count=100) < 1.2 * cost_of_a_turn(turn_count=10)
