@@ -9,7 +9,13 @@ from prefixd.controller.core.state import PoolState
 
 
 def check(state: PoolState, nodes: list[Node]) -> None:
-    """Check that every run has the band that follows from the claims. Raises InvariantBroken."""
+    """Check that every run has the band that follows from the claims, and that no claim is kept
+    for a run that has it no more. Raises InvariantBroken."""
+    for ending in state.claims.ending():
+        claims = None if ending.run is None else ending.run.claims
+        _require(
+            claims is not None and claims.claim is ending, "a claim that stands nowhere is to end"
+        )
     for segment, band in state.order.bands():
         if not isinstance(segment, CachedRun):
             continue

@@ -8,7 +8,7 @@ what is left of a prefix is worth what the whole was, and no other run changes i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush
 
 from prefixd.controller.core.free_order import CachedRun, FreeOrder
@@ -47,6 +47,10 @@ class Claims:
     def waiting_count(self) -> int:
         """Claims that wait for their end, with those that are gone and not swept out yet."""
         return len(self._ends)
+
+    def ending(self) -> Iterator[StandingClaim]:
+        """Walk the claims that stand until some time."""
+        return (claim for _, _, claim in self._ends if claim.run is not None)
 
     # Sequences.
 

@@ -6,6 +6,7 @@ import pytest
 
 from prefixd.controller.core import invariants
 from prefixd.controller.core.errors import InvariantBroken
+from prefixd.controller.core.hints import Continuation, RetentionHint
 from prefixd.controller.core.node import Node
 from prefixd.controller.core.pool import Pool
 from tests.controller.core.driver import Driver, close_entry
@@ -79,6 +80,24 @@ def evict_a_parent_first(pool: Pool) -> None:
     child = next(iter(node.children.values()))
     pool.state.order.remove(child.lane)
     pool.state.order.append(child.lane)
+
+
+def forget_whose_claim_it_is(pool: Pool) -> None:
+    """Lets a claim wait for its end whose run has none."""
+    claim = next(pool.state.claims.ending())
+    assert claim.run is not None
+    assert claim.run.claims is not None
+    claim.run.claims.claim = None
+
+
+def test_a_claim_that_waits_for_nobody_is_found() -> None:
+    """A claim with an end is that of a run."""
+    driver = Driver(block_count=40, eviction_policy="retention")
+    driver.open(1, list(range(10)), retention_hint=RetentionHint(Continuation.EXPECTED))
+    driver.close(1)
+    forget_whose_claim_it_is(driver.pool)
+    with pytest.raises(InvariantBroken, match="stands nowhere"):
+        invariants.check(driver.pool)
 
 
 @pytest.mark.parametrize(

@@ -185,6 +185,15 @@ def test_s20_claims_that_are_gone_are_forgotten() -> None:
     assert claims.waiting_count < 100
 
 
+def test_s20_claims_of_window_blocks_that_are_gone_are_forgotten() -> None:
+    """Evicted blocks leave nothing that waits for the end of what was claimed for them."""
+    windows = (GroupSpec(), GroupSpec(GroupKind.SLIDING_WINDOW, 8))
+    driver = pool(block_count=9, groups=windows)
+    for handle in range(1, 200):
+        answer(driver, handle, [handle] * 5, EXPECTED)
+    assert driver.pool.state.claims.waiting_count < 100
+
+
 def test_s20_what_is_left_of_a_shared_prefix_is_shared() -> None:
     """The block where sequences parted was taken: the one before it is still no one's tail."""
     driver = pool(block_count=8)
