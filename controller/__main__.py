@@ -87,7 +87,9 @@ def main(
     ] = "info",
     event_bytes_kept: Annotated[
         int,
-        typer.Option(help="Events kept for each pool's watchers, in bytes of digests and tokens."),
+        typer.Option(
+            help="Events kept for each pool's watchers, in bytes of digests, tokens and keys."
+        ),
     ] = EVENT_BYTES_KEPT_MAX,
     eviction_policy: Annotated[
         str,

@@ -30,7 +30,8 @@ class Config:
     """Options of a controller process.
 
     `hash_seed`: None takes vLLM's rules for a process without PYTHONHASHSEED (S1).
-    `event_bytes_kept_max`: events kept for each pool's watchers, in bytes of digests and tokens.
+    `event_bytes_kept_max`: events kept for each pool's watchers, in bytes of digests, tokens and
+    keys.
     `eviction_policy`: that of pools whose drivers name none.
     """
 

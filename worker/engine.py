@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from prefixd.worker.engine_statistics import EngineStatistics
 from prefixd.worker.errors import (
+    WorkerBroken,
     WorkerError,
     controller_unavailable,
     draining,
@@ -182,7 +183,11 @@ class Engine:
         return await asyncio.shield(stated)
 
     async def run(self) -> None:
-        """Runs steps while there is work, until cancelled."""
+        """Runs steps while there is work, until cancelled.
+
+        Raises:
+            ExceptionGroup: of a WorkerBroken, where no pass can be run any more.
+        """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._run_steps())
             tasks.create_task(self._give_up_on_lost_controllers())
@@ -279,6 +284,8 @@ class Engine:
         except (StepRefused, PlanInvalid) as error:
             self._log.error("step_disagreed", step_id=self._step_id, error=str(error))
             await self._give_step_up(draft)
+        except WorkerBroken:
+            raise
         except Exception:
             self._log.error("step_broken", step_id=self._step_id, exc_info=True)
             await self._give_step_up(draft)
@@ -307,8 +314,10 @@ class Engine:
         if plan.chunks or plan.copies:
             try:
                 readings = await self._run_pass(plan)
-            except Exception:
+            except Exception as error:
                 self._log.error("pass_failed", step_id=step_id, exc_info=True)
+                if isinstance(error, WorkerBroken):
+                    raise
                 self._count_failure(step_id, plan)
                 return
             self._failure_count = 0

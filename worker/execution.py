@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from prefixd.worker.errors import WorkerBroken
 from prefixd.worker.model.forward import BlockCopy, Chunk, ForwardPass, flatten
 from prefixd.worker.model.kv_cache import PagedKv
 from prefixd.worker.model.loaded import LoadedModel
@@ -13,6 +14,10 @@ from prefixd.worker.model.passes import split_passes
 from prefixd.worker.reading import LogitRead, LogitReading, read_logits, single_draws
 from prefixd.worker.sampling import Draw
 from prefixd.worker.step import PassPlan, PlannedChunk
+
+
+class DeviceLost(WorkerBroken):
+    """The GPU answers nothing but errors to this process, for as long as it lives."""
 
 
 class PassRunner(Protocol):
@@ -29,6 +34,7 @@ class PassRunner(Protocol):
             One reading per read.
 
         Raises:
+            WorkerBroken: no pass will run to its end any more.
             Exception: the pass did not run to its end; what it wrote counts for nothing.
         """
         ...
@@ -73,6 +79,13 @@ class ModelPassRunner:
 
     def run(self, plan: PassPlan, reads: Sequence[LogitRead]) -> list[LogitReading]:
         """Executes a pass whole and reads its logits; see `PassRunner`."""
+        try:
+            return self._run(plan, reads)
+        except RuntimeError as error:
+            _check_device(self._runner.model.device, error)
+            raise
+
+    def _run(self, plan: PassPlan, reads: Sequence[LogitRead]) -> list[LogitReading]:
         copies = tuple(
             BlockCopy(copy.source_block_id, copy.target_block_id, copy.token_count)
             for copy in plan.copies
@@ -124,6 +137,18 @@ class ModelPassRunner:
         )
         reading_of = dict(zip(executed, readings, strict=True))
         return [reading_of[index] for index in readers]
+
+
+def _check_device(device: torch.device, error: RuntimeError) -> None:
+    """Raises DeviceLost where an error was not of one pass: a GPU's context does not recover."""
+    if device.type != "cuda":
+        return
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError:
+        # CUDA's advice fills further lines.
+        reason = str(error).partition("\n")[0]
+        raise DeviceLost(f"{device} does not work any more: {reason}") from error
 
 
 def _logit_counts(chunks: Sequence[Chunk]) -> list[int]:

@@ -114,6 +114,8 @@ class Server:
         """Waits until a part of the worker has ended by itself, which none may; returns why."""
         done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
         error = next(iter(done)).exception()
+        while isinstance(error, ExceptionGroup):
+            error = error.exceptions[0]
         assert isinstance(error, Exception), "only an error ends them"
         return error
 

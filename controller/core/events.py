@@ -8,6 +8,7 @@ published blocks at every later revision.
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from prefixd.controller.core import limits
 from prefixd.controller.core.digest_accounts import DigestAccounts
@@ -20,7 +21,8 @@ from prefixd.controller.core.node import Node
 from prefixd.controller.core.sequences import TOKEN_BYTES
 
 EVENT_OVERHEAD_BYTES = 256
-"""What an event counts for beside its digests and tokens, so that small ones are bounded too."""
+"""What an event counts for beside its digests, tokens and keys, so that small ones are bounded
+too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,11 +214,20 @@ class EventLog:
 def _byte_count(event: Event) -> int:
     match event:
         case BlocksStored():
-            return len(event.digests) + len(event.token_ids) + EVENT_OVERHEAD_BYTES
+            packed = len(event.digests) + len(event.token_ids)
+            return packed + _extra_key_bytes(event) + EVENT_OVERHEAD_BYTES
         case BlocksRemoved():
             return len(event.digests) + EVENT_OVERHEAD_BYTES
         case PoolCleared():
             return EVENT_OVERHEAD_BYTES
+
+
+def _extra_key_bytes(event: BlocksStored) -> int:
+    """Count the texts of an event's identity, which may be longer than all else."""
+    root_key = event.root_key
+    root_keys = root_key.lora_keys + root_key.salt_keys + root_key.version_keys
+    keys = chain(root_keys, *event.varied_keys.values())
+    return sum(len(part) for key in keys for part in key if not isinstance(part, int))
 
 
 def _clipped(varied_keys: Mapping[int, ExtraKeys], start: int, end: int) -> Mapping[int, ExtraKeys]:

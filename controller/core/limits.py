@@ -43,7 +43,7 @@ MESSAGE_BYTES_MAX = 64 * 1024 * 1024
 HIT_RATE_SEQUENCES = 1_000
 """Sequences that the recent hit rate covers."""
 EVENT_BYTES_KEPT_MAX = 16 * 1024 * 1024
-"""Events of one pool that are kept for watchers, in bytes of digests and tokens."""
+"""Events of one pool that are kept for watchers, in bytes of digests, tokens and keys."""
 EVENT_BLOCKS_MAX = 2_048
 """Blocks of one event."""
 EVENT_TOKENS_MAX = 262_144

@@ -224,8 +224,17 @@ class WindowIndex:
                 self.leave_twins(block)
 
     def blocks_behind(self, place: WindowPlace, group_index: int) -> list[WindowBlock]:
-        """List the indexed blocks of a group at a place and behind it."""
-        return [block for block in _subtree_blocks(place) if block.group_index == group_index]
+        """List the indexed blocks of a full-attention group behind a place, parents first: none
+        stands behind a gap (S19), so no place without one is looked behind."""
+        found: list[WindowBlock] = []
+        waiting = [place]
+        while waiting:
+            for child in waiting.pop().children.values():
+                block = child.blocks.get(group_index)
+                if block is not None:
+                    found.append(block)
+                    waiting.append(child)
+        return found
 
     def blocks_below(self, root_key: RootKey, path: Iterable[PlaceKey]) -> list[WindowBlock]:
         """List the indexed blocks at the end of a path of places and behind it."""

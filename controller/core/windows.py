@@ -317,17 +317,22 @@ class WindowGroups:
     def evict(self, block: WindowBlock) -> int:
         """Give up an idle block, which left the free order, for new use; returns its id.
 
-        One of full attention takes what is cached behind it (S19), but for what a sequence has that
-        is writing the block again.
+        One of full attention takes what is cached behind it (S19). Where a sequence is writing the
+        block again, what it writes behind it stays, and has the places of what goes.
         """
         place = block.place
         assert place is not None
         block_id = self.twins.evict(block)
-        if block.group_index in self.full_groups:
-            is_written_again = block.group_index in place.blocks
-            for below in reversed(self.index.blocks_behind(place, block.group_index)):
-                if below.is_linked or not is_written_again:
-                    self.forget(below)
+        if block.group_index not in self.full_groups:
+            return block_id
+        is_written_again = block.group_index in place.blocks
+        for below in reversed(self.index.blocks_behind(place, block.group_index)):
+            if below.is_linked:
+                self.twins.evict(below)
+                self._claims.leave_window(below)
+                self._order.become_plain(below)
+            elif not is_written_again:
+                self.forget(below)
         return block_id
 
     def forget(self, block: WindowBlock) -> None:

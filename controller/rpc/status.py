@@ -13,6 +13,9 @@ from prefixd.v1 import cache_pb2
 
 ERROR_DOMAIN = "prefixd"
 STATUS_DETAILS_KEY = "grpc-status-details-bin"
+MESSAGE_BYTES_MAX = 1_000
+"""Text of a status. Trailers of 8 KiB are refused, and all that an error says with them; the text
+stands in them three times, once escaped."""
 RETRY_DELAY_MS = 50
 """Hint for callers whose call may succeed a moment later."""
 
@@ -64,7 +67,8 @@ def error_status(error: CacheError) -> Status:
     A field error adds a BadRequest, a busy pool a PreconditionFailure, a passing shortage a
     RetryInfo.
     """
-    status = Status(code=_code_number(error), message=error.message)
+    message = _shortened(error.message)
+    status = Status(code=_code_number(error), message=message)
     status.details.add().Pack(
         error_details_pb2.ErrorInfo(
             reason=error.reason, domain=ERROR_DOMAIN, metadata=error_metadata(error)
@@ -75,7 +79,7 @@ def error_status(error: CacheError) -> Status:
             error_details_pb2.BadRequest(
                 field_violations=[
                     error_details_pb2.BadRequest.FieldViolation(
-                        field=error.field, description=error.message
+                        field=error.field, description=message
                     )
                 ]
             )
@@ -85,7 +89,7 @@ def error_status(error: CacheError) -> Status:
             error_details_pb2.PreconditionFailure(
                 violations=[
                     error_details_pb2.PreconditionFailure.Violation(
-                        type=error.reason, description=error.message
+                        type=error.reason, description=message
                     )
                 ]
             )
@@ -122,3 +126,13 @@ def error_code(error: CacheError) -> grpc.StatusCode:
 def _code_number(error: CacheError) -> int:
     number: int = error_code(error).value[0]
     return number
+
+
+def _shortened(message: str) -> str:
+    """Cut out the middle of a text that a caller's own words have made too long."""
+    encoded = message.encode()
+    if len(encoded) <= MESSAGE_BYTES_MAX:
+        return message
+    kept = (MESSAGE_BYTES_MAX - len(" ... ")) // 2
+    start, end = encoded[:kept], encoded[-kept:]
+    return f"{start.decode(errors='ignore')} ... {end.decode(errors='ignore')}"

@@ -15,7 +15,7 @@ HEARTBEAT_S = 5.0
 """After this long without events a watcher gets an empty response."""
 EVENTS_PER_RESPONSE_MAX = 256
 EVENT_BYTES_PER_RESPONSE = 1024 * 1024
-"""A response takes no further event once it has this many bytes of digests and tokens."""
+"""A response takes no further event once it has this many bytes of digests, tokens and keys."""
 
 
 class Watch:

@@ -217,6 +217,10 @@ class WorkerThread:
         if self._failure is not None:
             raise self._failure
 
+    def wait_broken(self) -> Exception:
+        """Waits until a part of the worker has ended by itself; returns why."""
+        return asyncio.run_coroutine_threadsafe(self.server.broken(), self._loop).result(TIMEOUT_S)
+
     def stop(self) -> None:
         """Stops the worker and its thread."""
         if self._failure is None:

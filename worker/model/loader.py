@@ -29,6 +29,8 @@ _UNREADABLE = (OSError, SafetensorError, StrictDataclassError, ValueError)
 """What transformers raises at files that it cannot read, or that contradict themselves."""
 _OFFLINE = {"local_files_only": True, "trust_remote_code": False}
 """Nothing is fetched, no code of a folder runs, and nobody is asked on the terminal."""
+_WEIGHT_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
+"""Those in which weights are looked at: torch finds no extremes in narrower ones."""
 _AUTO_MODEL: Any = AutoModelForCausalLM  # its own annotations leave out what is used here
 
 
@@ -41,7 +43,9 @@ def load_folder(
         ModelUnavailable: the folder does not hold a readable, complete model.
         ModelRefused: by the guard; before the weights are read where the configuration tells.
     """
-    network = load_network(folder, name=name, dtype=dtype).to(device)
+    network = load_network(folder, name=name, dtype=dtype)
+    check_weights(network, folder, name=name)
+    network = network.to(device)
     model = _guarded(network, name=name, backend=backend, folder=folder)
     check_numbers(network.config, backend, device=device, model_name=name)
     return model
@@ -146,6 +150,20 @@ def load_network(folder: Path, *, name: str, dtype: torch.dtype, **options: Any)
         missing = ", ".join(sorted(report["missing_keys"])[:3])
         raise ModelUnavailable(model_name=name, reason=f"{folder} lacks weights: {missing}")
     return network
+
+
+def check_weights(network: Any, folder: Path, *, name: str) -> None:
+    """Looks for NaN in all weights, which costs a fraction of the time that reading them took.
+
+    Raises:
+        ModelUnavailable: there is one.
+    """
+    for key, weight in network.named_parameters():
+        if weight.dtype not in _WEIGHT_DTYPES or not weight.numel():
+            continue
+        # NaN is the least and the greatest of whatever holds it.
+        if torch.aminmax(weight.detach()).min.isnan():
+            raise ModelUnavailable(model_name=name, reason=f"{folder}: {key} holds NaN")
 
 
 def with_adapters(model: LoadedModel, identities: Sequence[LoraIdentity]) -> LoadedModel:

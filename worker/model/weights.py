@@ -8,7 +8,7 @@ from torch import Tensor
 
 from prefixd.worker.model.errors import ModelRefused, ModelUnavailable, WeightsUnusable
 from prefixd.worker.model.loaded import LoadedModel
-from prefixd.worker.model.loader import load_network
+from prefixd.worker.model.loader import check_weights, load_network
 
 UNRELATED_SETTINGS = frozenset({"_name_or_path", "dtype", "torch_dtype", "transformers_version"})
 """Settings of a configuration that say nothing about what the model computes."""
@@ -40,6 +40,7 @@ class ModelWeights:
             raise WeightsUnusable(folder=path, reason=reason)
         try:
             network = load_network(path, name=model.name, dtype=model.dtype)
+            check_weights(network, path, name=model.name)
         except (ModelUnavailable, ModelRefused) as error:
             raise WeightsUnusable(folder=path, reason=error.reason) from error
         if _settings(network) != _settings(model.network):

@@ -96,10 +96,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
             error = internal_failure("the worker failed; its log holds the cause")
         code = error_code(error)
         self._log.debug("rpc", method=method, code=code.name, reason=error.reason)
+        status = error_status(error)
         await context.abort(
-            code,
-            error.message,
-            ((STATUS_DETAILS_KEY, error_status(error).SerializeToString()),),
+            code, status.message, ((STATUS_DETAILS_KEY, status.SerializeToString()),)
         )
 
 

@@ -11,6 +11,9 @@ from prefixd.worker.errors import WorkerError
 
 ERROR_DOMAIN = "prefixd"
 STATUS_DETAILS_KEY = "grpc-status-details-bin"
+MESSAGE_BYTES_MAX = 1_000
+"""Text of a status. Trailers of 8 KiB are refused, and all that an error says with them; the text
+stands in them three times, once escaped."""
 RETRY_DELAY_MS = 500
 """Hint for callers whose call may succeed later."""
 
@@ -55,13 +58,14 @@ def error_status(error: WorkerError) -> Status:
 
     A field error adds a BadRequest, a passing trouble a RetryInfo.
     """
-    status = Status(code=error_code(error).value[0], message=error.message)
+    message = _shortened(error.message)
+    status = Status(code=error_code(error).value[0], message=message)
     metadata = {name: _as_text(number) for name, number in error.numbers.items()}
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN, metadata=metadata)
     status.details.add().Pack(info)
     if error.field:
         violation = error_details_pb2.BadRequest.FieldViolation(
-            field=error.field, description=error.message
+            field=error.field, description=message
         )
         status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
     if error.reason in REASONS_TO_RETRY:
@@ -69,3 +73,13 @@ def error_status(error: WorkerError) -> Status:
         delay.FromMilliseconds(RETRY_DELAY_MS)
         status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
     return status
+
+
+def _shortened(message: str) -> str:
+    """Cut out the middle of a text that a caller's own words have made too long."""
+    encoded = message.encode()
+    if len(encoded) <= MESSAGE_BYTES_MAX:
+        return message
+    kept = (MESSAGE_BYTES_MAX - len(" ... ")) // 2
+    start, end = encoded[:kept], encoded[-kept:]
+    return f"{start.decode(errors='ignore')} ... {end.decode(errors='ignore')}"

@@ -44,7 +44,8 @@ class QuickDriver(Driver):
 
     def __init__(self, *, block_count: int, windows: tuple[int, ...], **spec: Any) -> None:
         groups = (*(GroupSpec(GroupKind.SLIDING_WINDOW, window) for window in windows),)
-        super().__init__(block_count=block_count, groups=(GroupSpec(), *groups), **spec)
+        spec = {"groups": (GroupSpec(), *groups)} | spec
+        super().__init__(block_count=block_count, **spec)
 
     def send(self, step: Any) -> Any:
         """Sends a step."""
@@ -108,6 +109,24 @@ def test_s15_leaving_twins_costs_the_same_for_each_wherever_it_stands() -> None:
     """A twin at the end of a long prompt is let go as fast as one at its beginning."""
     costs = [cost_of_leaving_twins(block_count=count) for count in (100, 200, 400)]
     assert costs[2] - costs[1] == 2 * (costs[1] - costs[0])
+
+
+def cost_of_evicting_full_attention(*, block_count: int) -> int:
+    """Counts an open that evicts all that two groups of full attention have of a prompt, while a
+    sliding window still has its last block."""
+    groups = (GroupSpec(), GroupSpec(), GroupSpec(GroupKind.SLIDING_WINDOW, 4))
+    driver = QuickDriver(block_count=1 + 4 * block_count, windows=(), groups=groups)
+    driver.open(1, list(range(4 * block_count)))
+    driver.close(1)
+    driver.step()
+    entry = open_entry(2, [7] * (4 * block_count), schedule_token_count_max=4 * block_count - 4)
+    return lines_run(lambda: driver.outcome(entry))
+
+
+def test_s19_evicting_further_full_attention_costs_the_same_for_each_block() -> None:
+    """A block takes what is cached behind it, and looks at no place where nothing of it is."""
+    costs = [cost_of_evicting_full_attention(block_count=count) for count in (50, 100, 200)]
+    assert costs[2] - costs[1] < 2.2 * (costs[1] - costs[0])
 
 
 def claims_left_to_end(*, sequence_count: int) -> tuple[int, int]:

@@ -202,6 +202,26 @@ def test_oldest_events_go_where_too_many_bytes_are_kept() -> None:
     }
 
 
+IMAGES = tuple(MultimodalItem("cat" * 80, offset, 1) for offset in range(8))
+
+
+@pytest.mark.parametrize(
+    "identity",
+    [Identity(lora=LoraAdapter("poet", "/" * 1_900)), Identity(multimodal_items=IMAGES)],
+    ids=["lora", "images"],
+)
+def test_the_texts_of_an_identity_count_for_what_is_kept_and_read(identity: Identity) -> None:
+    """Events whose identities are longer than all else fill neither memory nor a response."""
+    driver = bounded(20_000)
+    for handle in range(1, 21):
+        driver.open(handle, [handle] * 9, identity=identity)
+    driver.step()
+    log = driver.pool.events
+    assert 4 <= log.revision + 1 - log.oldest_revision <= 10
+    read = log.after(log.oldest_revision - 1, count_max=100, byte_count_max=4_000)
+    assert 1 < len(read) <= 3
+
+
 def test_the_last_event_is_kept_whatever_its_size() -> None:
     """A watcher that is up to date can always go on."""
     driver = bounded(0)

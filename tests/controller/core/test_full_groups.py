@@ -3,6 +3,7 @@
 from typing import Any
 
 from prefixd.controller.core import inspect
+from prefixd.controller.core.hints import Continuation, RetentionHint
 from prefixd.controller.core.inspect import BlockState
 from prefixd.controller.core.messages import DecodeOutcome, GroupKind, GroupSpec
 from tests.controller.core.driver import (
@@ -128,3 +129,18 @@ def test_the_first_group_is_one_of_full_attention_and_others_may_stand_anywhere(
     driver.open(1, PROMPT)
     driver.decode(1, 50)
     assert [table.count(0) for table in tables(driver, 1)] == [0, 3, 0]
+
+
+def test_s19_what_is_written_again_has_the_places_of_what_goes_with_a_parent() -> None:
+    """A block goes with an idle parent, and a sequence that writes both again has both places, so
+    that what it writes behind them is reachable."""
+    driver = driver_of(block_count=21, eviction_policy="retention")
+    driver.open(1, [0] * 8 + [9], retention_hint=RetentionHint(priority=7))
+    driver.close(1)
+    driver.open(2, [0] * 4 + [1], retention_hint=RetentionHint(Continuation.OVER))
+    driver.close(2)
+    again = open_entry(3, [0] * 12 + [5], skip_cache_read=True)
+    driver.step(again, open_entry(4, list(range(1, 18))))
+    driver.step()
+    driver.close(3)
+    assert driver.match([0] * 12 + [6]).published_token_count == 12

@@ -104,6 +104,17 @@ def test_s10_every_group_copies_only_what_an_earlier_step_scheduled() -> None:
     assert (opened.published_token_count, opened.pending_token_count) == (0, 15)
 
 
+def test_s10_a_window_block_that_this_step_computes_again_is_not_copied() -> None:
+    """The full-attention block of its place was written long ago."""
+    driver = driver_of(4)
+    driver.open(1, PROMPT)
+    driver.close(1)
+    driver.pool.evict_blocks(block_ids={8}, digests=frozenset())
+    reply = driver.step(open_entry(2, [*PROMPT, 80]), open_entry(3, LIKE))
+    assert copies(reply.outcomes[1]) == []
+    assert [copy[3] for copy in copies(driver.open(4, LIKE))] == [3, 3]
+
+
 def test_s11_a_copy_is_not_worth_a_refusal() -> None:
     """Where its sources are the blocks that are missing, whole blocks match alone."""
     driver = driver_of(4, block_count=11)

@@ -231,5 +231,5 @@ def test_s16_a_fork_has_twins_whether_it_may_publish_or_not() -> None:
     driver.pool.evict_blocks(block_ids={tables(driver, 2)[0][1]}, digests=frozenset())
     driver.step(fork_entry(2, 3, 8))
     twin = tables(driver, 3)[1][0]
-    driver.step(close_entry(1), close_entry(2))
+    driver.step(close_entry(2), close_entry(1))
     assert content(driver, twin) is BlockContent.PUBLISHED

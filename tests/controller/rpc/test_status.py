@@ -7,7 +7,8 @@ from google.rpc import error_details_pb2
 
 from prefixd.controller.core import errors
 from prefixd.controller.rpc.status import CODES, InternalFailure, error_status, step_error
-from prefixd.v1 import errors_pb2
+from prefixd.v1 import errors_pb2, inspect_pb2
+from tests.support.driver import Driver, refused
 
 ERROR_CLASSES = [
     error_class
@@ -84,3 +85,17 @@ def test_in_band_error_says_the_same_as_the_status():
     assert message.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
     assert message.reason == errors_pb2.ERROR_REASON_FIELD_INVALID
     assert dict(message.metadata) == {"low": "1"}
+
+
+@pytest.mark.parametrize("character", ["x", "é", "\U0001f600", "\n"])
+@pytest.mark.parametrize("length", [300, 3_000, 300_000])
+def test_errors_arrive_whole_however_long_a_name_they_repeat(calls, character, length):
+    """A text too long for trailers is cut in its middle; what it is about stands at both ends."""
+    name = character * length
+    error = refused(lambda: Driver(calls, eviction_policy=name))
+    assert (error.reason, error.fields) == ("FIELD_INVALID", ("eviction_policy",))
+    assert error.message.startswith("eviction_policy is '")
+    assert error.message.endswith("', not one of lru, retention")
+    request = inspect_pb2.GetPoolRequest(pool_name=name)
+    error = refused(lambda: calls.inspect.GetPool(request))
+    assert error.reason == "POOL_NOT_FOUND"

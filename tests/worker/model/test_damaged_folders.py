@@ -20,6 +20,7 @@ from tests.support.models import CPU
 from tests.support.tiny_model import write_tiny_model
 
 WEIGHTS = "model.safetensors"
+VALUES = "model.layers.1.self_attn.v_proj.weight"
 
 
 def settings(**changes: Any) -> Callable[[Path], None]:
@@ -50,11 +51,15 @@ def a_missing_shard(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(content))
 
 
-def damaged_layer(folder: Path) -> None:
-    """One tensor is not a number any more."""
-    weights = load_file(folder / WEIGHTS)
-    name = "model.layers.1.self_attn.v_proj.weight"
-    save_file(weights | {name: torch.full_like(weights[name], torch.nan)}, folder / WEIGHTS)
+def of_nothing(kind: float, name: str) -> Callable[[Path], None]:
+    """One tensor holds no numbers any more."""
+
+    def damage(folder: Path) -> None:
+        weights = load_file(folder / WEIGHTS)
+        damaged = torch.full_like(weights[name], kind)
+        save_file(weights | {name: damaged}, folder / WEIGHTS, {"format": "pt"})
+
+    return damage
 
 
 def damaged_tokenizer(folder: Path) -> None:
@@ -72,11 +77,12 @@ UNAVAILABLE: dict[str, tuple[Callable[[Path], None], str]] = {
         settings(vocab_size=300),
         r"lm_head.weight has shape \(258, 64\), but its configuration says \(300, 64\)",
     ),
+    "nan": (of_nothing(torch.nan, VALUES), f"{VALUES} holds NaN"),
     "tokenizer": (damaged_tokenizer, ": Expecting property name"),
     "code": (settings(model_type="unheard", auto_map=CODE), "contains custom code"),
 }
 REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
-    "nan": (damaged_layer, "a forward of 4 tokens makes NaN: its weights are damaged"),
+    "infinity": (of_nothing(torch.inf, VALUES), "a forward of 4 tokens makes NaN: its weights"),
     "context": (settings(max_position_embeddings=31), "its context of 31 tokens"),
     "layers": (settings(num_hidden_layers=0), "it has no layers"),
     "packages": (settings(quantization_config={"quant_method": "gptq", "bits": 4}), "optimum"),

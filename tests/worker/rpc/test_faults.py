@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
 from prefixd.v1 import inspect_pb2
+from prefixd.worker.execution import DeviceLost
 from prefixd.worker.limits import SchedulerLimits
+from prefixd.worker.reading import LogitRead
+from prefixd.worker.step import PassPlan
 from tests.support.controller import (
     ControllerThread,
     stubs,
@@ -68,6 +73,26 @@ def test_passes_that_fail_for_good_end_the_answers(
         assert len(client.generate(tokens_request(PROMPTS[0], **FIELDS)).token_ids) == 24
         assert wait_idle(control, "tiny").held_block_count == 0
         assert sum(e["event"] == "pass_failed" for e in worker.log_events) == 3
+
+
+class LostDevice:
+    """A runner of passes whose device is gone."""
+
+    def run(self, plan: PassPlan, reads: Sequence[LogitRead]) -> NoReturn:
+        """Fails."""
+        raise DeviceLost("cuda:0 does not work any more")
+
+
+def test_a_lost_device_ends_the_worker(tiny_folder: Path, controller: ControllerThread) -> None:
+    """Else it would be asked, and fail, for ever."""
+    runner = strict_runner(tiny_folder, block_count=64)
+    with worker_thread(
+        tiny_config(controller.address), runner, wrap_runner=lambda _: LostDevice()
+    ) as (worker, client):
+        answer = client.worker.Generate(tokens_request(PROMPTS[0], **FIELDS), timeout=60)
+
+        assert isinstance(worker.wait_broken(), DeviceLost)
+        answer.cancel()
 
 
 def test_logs_tell_neither_text_nor_tokens(tiny_folder: Path, controller: ControllerThread) -> None:

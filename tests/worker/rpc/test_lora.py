@@ -155,3 +155,12 @@ def test_unknown_adapter_is_refused(setting: Setting) -> None:
         setting.client.generate(tokens_request(PROMPT, lora_name="painter", **FIELDS))
     assert error_reason(caught.value) == "FIELD_INVALID"
     assert "painter" in caught.value.details()
+
+
+@pytest.mark.parametrize("name", ["x" * 20_000, "\U0001f600" * 3_000])
+def test_unknown_adapter_is_refused_however_long_its_name_is(setting: Setting, name: str) -> None:
+    """The error arrives whole: its text is cut in the middle, so that trailers have room for it."""
+    with pytest.raises(grpc.RpcError) as refused:
+        setting.client.generate(tokens_request(PROMPT, lora_name=name, **FIELDS))
+    assert error_reason(refused.value) == "FIELD_INVALID"
+    assert "there are: " in str(refused.value.details())

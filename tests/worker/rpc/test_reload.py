@@ -9,6 +9,8 @@ from typing import Any
 
 import grpc
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from prefixd.v1 import inspect_pb2, worker_pb2
 from prefixd.worker.config import WorkerConfig
@@ -179,8 +181,12 @@ def test_weights_are_read_again_from_their_own_folder(setting: Setting) -> None:
 
 
 def test_bad_reloads_change_nothing(setting: Setting, tmp_path: Path) -> None:
-    """No version, the same version, no weights, another model's: the old ones stay."""
+    """No version, the same version, no weights, another model's, NaN: the old ones stay."""
     other_shape = write_tiny_model(tmp_path / "shape", layer_count=1)
+    damaged = write_tiny_model(tmp_path / "damaged")
+    weights = load_file(damaged / "model.safetensors")
+    weights["model.norm.weight"].fill_(torch.nan)
+    save_file(weights, damaged / "model.safetensors", {"format": "pt"})
     before = setting.client.generate(tokens_request(PROMPT, **FIELDS))
 
     assert refusal(setting, "") == "FIELD_INVALID"
@@ -188,6 +194,7 @@ def test_bad_reloads_change_nothing(setting: Setting, tmp_path: Path) -> None:
     assert refusal(setting, "v1") == "FIELD_INVALID"
     assert refusal(setting, "v2", tmp_path / "nowhere") == "WEIGHTS_UNUSABLE"
     assert refusal(setting, "v2", other_shape) == "WEIGHTS_UNUSABLE"
+    assert refusal(setting, "v2", damaged) == "WEIGHTS_UNUSABLE"
 
     after = setting.client.generate(tokens_request(PROMPT, **FIELDS))
     assert after.token_ids == before.token_ids
