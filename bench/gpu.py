@@ -90,6 +90,8 @@ def _run(options: argparse.Namespace) -> int:
         device = torch.device("cuda", device.index or 0)
         # Triton launches on the present device, whatever its tensors say.
         torch.cuda.set_device(device)
+    if options.tiny:
+        print("toy sizes: only `right` counts, figures and targets say nothing")
     sizes = tiny_sizes() if options.tiny else full_sizes()
     return run(sizes, device, names=options.only, out=options.out)
 

@@ -101,7 +101,9 @@ def main(
     """Run the controller: it plans block tables and knows every cached prefix."""
     try:
         if log_level not in LOG_LEVELS:
-            raise ConfigInvalid(f"--log-level must be one of {', '.join(LOG_LEVELS)}")
+            raise ConfigInvalid(
+                f"--log-level is {log_level!r}, but must be one of {', '.join(LOG_LEVELS)}"
+            )
         config = Config(
             listen=tuple(address(text) for text in listen),
             hash_algorithm=hash_algorithm,

@@ -242,7 +242,9 @@ def _announce(addresses: tuple[str, ...]) -> None:
 
 def _log(log_level: str) -> Log:
     if log_level not in LOG_LEVELS:
-        raise ConfigInvalid(f"--log-level must be one of {', '.join(LOG_LEVELS)}")
+        raise ConfigInvalid(
+            f"--log-level is {log_level!r}, but must be one of {', '.join(LOG_LEVELS)}"
+        )
     return json_logger(log_level)
 
 

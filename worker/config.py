@@ -76,7 +76,9 @@ class ModelConfig:
                 f"--block-size is {self.block_size}, but must be 1 to {BLOCK_SIZE_MAX}"
             )
         if self.block_count is not None and self.block_count < 2:
-            raise ConfigInvalid(f"--block-count is {self.block_count}, but must be at least 2")
+            raise ConfigInvalid(
+                f"--block-count is {self.block_count}, but must be at least 2, or 0: by the memory"
+            )
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ConfigInvalid(
                 f"--gpu-memory-utilization is {self.gpu_memory_utilization:g}, but must be above 0"

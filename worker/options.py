@@ -58,7 +58,11 @@ MergeDuplicatesOption = Annotated[
     bool, typer.Option("--merge-duplicates", help="Let equal blocks become one once written.")
 ]
 EvictionPolicyOption = Annotated[
-    str, typer.Option(help="Eviction policy of the pool; by default the controller's.")
+    str,
+    typer.Option(
+        help="Eviction policy of the pool: lru, or retention, which heeds what clients say about "
+        "later use; by default the controller's."
+    ),
 ]
 PoolNameOption = Annotated[
     str, typer.Option(help="Name of the pool at the controller; by default the model's name.")

@@ -191,7 +191,7 @@ class Pool:
         unconfirmed_count = state.log.working_count
         if held_count or unconfirmed_count:
             raise BlocksInUse(
-                f"{held_count} blocks are held, {unconfirmed_count} steps are unconfirmed",
+                f"blocks held: {held_count}, steps unconfirmed: {unconfirmed_count}",
                 numbers={
                     "held_block_count": held_count,
                     "unconfirmed_step_count": unconfirmed_count,

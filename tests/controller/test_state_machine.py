@@ -1,6 +1,5 @@
 """Drives the core's pool and the naive model side by side with whatever hypothesis can think of."""
 
-from typing import NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -52,10 +51,12 @@ from tests.model.operators import bump_both, evict_both, flush_both, match_both
 from tests.model.sequence import NaiveSequence
 from tests.model.steps import NaiveLog
 from tests.model.strategies import (
+    WHEN,
     Extension,
     Forking,
     Opening,
     Row,
+    When,
     extensions,
     forkings,
     openings,
@@ -68,26 +69,6 @@ SEED = "0"
 STEP_MS = 10
 """Time that passes from one step to the next."""
 SEQUENCES_MAX = 6
-
-
-class When(NamedTuple):
-    """When a step is sent, and confirmed."""
-
-    lag: int
-    more: bool
-    look: bool
-
-
-WHEN = st.sampled_from(
-    [
-        When(lag, more, look)
-        for lag in (0, 1, 0, 2, 3)
-        for more in (False, False, True)
-        for look in (False, False, False, True)
-    ]
-)
-"""How many steps are left unconfirmed; whether entries are added to the step; whether all that can
-be seen is compared."""
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -351,14 +332,7 @@ class PoolMachine(RuleBasedStateMachine):
             case "bump":
                 bump_both(self.pool, self.model, ("w2", "w1", "")[number % 3])
             case "evict":
-                evict_both(
-                    self.pool,
-                    self.model,
-                    number,
-                    by_digest=bool(number % 2),
-                    algorithm=self.algorithm,
-                    root=self.root,
-                )
+                self.evict(opening.prompt, number)
         self.compare(look=look)
 
     def repeat(self, number: int) -> None:
@@ -374,6 +348,19 @@ class PoolMachine(RuleBasedStateMachine):
         with pytest.raises(CacheError) as refused:
             self.pool.apply_step(MALFORMED[name](self.model), now_ms=0)
         assert refused.value.reason == name.split(maxsplit=1)[0]
+
+    def evict(self, prompt: int, number: int) -> None:
+        """Evicts a block of a prompt, which is asked for again, twice: the second sequence finds
+        what the first one computes."""
+        token_ids = self.prompt(prompt)
+        evict_both(
+            self.pool, self.model, token_ids, number, algorithm=self.algorithm, root=self.root
+        )
+        if number % 2 == 0:
+            self.begin(lag=0)
+            self.repeat_prompt(prompt)
+            self.repeat_prompt(prompt)
+            self.send(look=True)
 
     def teardown(self) -> None:
         """Closes everything: nothing is held, and a flush succeeds. Where something differed

@@ -217,6 +217,8 @@ class Run:
             return drawn.entry_again(
                 handle, name, token_ids, identity=identity, preemption_count=count
             )
+        if self.rarely(0.25):
+            return drawn.entry(handle, name, self.prompts[-1])
         prompt = self.chance.choice(self.prompts)
         shared = prompt[: self.chance.randint(0, len(prompt))]
         behind = self.tokens(self.chance.choice((1, 2, 5, 12)))

@@ -6,6 +6,7 @@ from prefixd.controller.core.errors import BlocksInUse
 from prefixd.controller.core.messages import BlockId, Identity
 from prefixd.controller.core.pool import Pool
 from tests.model.eviction import evict
+from tests.model.sequence import Place
 from tests.model.steps import NaiveLog
 
 
@@ -35,19 +36,26 @@ def bump_both(pool: Pool, model: NaiveLog, model_version: str) -> None:
 
 
 def evict_both(
-    pool: Pool, model: NaiveLog, number: int, *, by_digest: bool, algorithm: str, root: bytes
+    pool: Pool, model: NaiveLog, prompt: list[int], number: int, *, algorithm: str, root: bytes
 ) -> None:
-    """Evicts a block of the index, and what any other block may hold; the published ones by their
-    digests or not (S13, S19)."""
+    """Evicts a block, of a prompt if it can be, and for some numbers what any other one may hold;
+    published ones by their digests or not (S13, S19)."""
     usable_count = model.spec.block_count - 1
-    indexed = [*model.indexed(), BlockId(1)]
-    named = {indexed[number % len(indexed)]}
-    if number % 3 == 0:
+    indexed = model.indexed()
+    of_prompt = [block for block, (_, place) in indexed.items() if _begins(prompt, place)]
+    candidates = of_prompt or [*indexed, BlockId(1)]
+    named = {candidates[number % len(candidates)]}
+    if number % 4 == 0:
         named.add(BlockId(1 + number * 7 % usable_count))
     published = model.published()
-    digested = {published[block] for block in named if block in published and by_digest}
+    digested = {published[block] for block in named if block in published and number % 3 == 0}
     named = {block for block in named if published.get(block) not in digested}
     digests = {model.digest_of(place, algorithm=algorithm, root=root) for place in digested}
     dropped = pool.evict_blocks(block_ids=named, digests=digests)
     expected = evict(model, named, digested)
     assert (dropped.block_count, dropped.held_block_count) == expected
+
+
+def _begins(prompt: list[int], place: Place) -> bool:
+    tokens = [token for token_ids, _ in place for token in token_ids]
+    return prompt[: len(tokens)] == tokens

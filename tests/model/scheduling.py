@@ -102,8 +102,10 @@ class NaiveScheduling(NaiveCopies):
             self.budget_left -= count
         if count or copies:
             sequence.planned_step_id = self.applied_step_id
-            self.busy_blocks.update(sequence.held_blocks())
             self.working_step_ids.add(self.applied_step_id)
+        if sequence.planned_step_id == self.applied_step_id:
+            # Lookahead slots that an entry adds behind the planned ones may be written, too.
+            self.busy_blocks.update(sequence.held_blocks())
         self.complete_blocks(sequence)
         return sequence.plan(
             cached=cached,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from hypothesis import strategies as st
@@ -155,6 +155,26 @@ class Row:
     token_ids: tuple[int, ...]
     misplaced_by: int
     names_nobody: bool
+
+
+class When(NamedTuple):
+    """When a step is sent, and confirmed."""
+
+    lag: int
+    more: bool
+    look: bool
+
+
+WHEN = st.sampled_from(
+    [
+        When(lag, more, look)
+        for lag in (0, 1, 0, 2, 3)
+        for more in (False, False, True)
+        for look in (False, False, False, True)
+    ]
+)
+"""How many steps are left unconfirmed; whether entries are added to the step; whether all that can
+be seen is compared."""
 
 
 def groups(windows: Iterable[int]) -> tuple[GroupSpec, ...]:

@@ -142,7 +142,7 @@ def test_told_to_end_it_ends_cleanly(
         (["--lease-ms", "-4"], 2, "--lease-ms is -4, but must be at least 0"),
         (["--controller-wait-s", "nan"], 2, "--controller-wait-s is nan, but must be at least 0"),
         (["--kv-dtype", "int3"], 2, "--kv-dtype is 'int3', but must be one of auto, int8, fp8"),
-        (["--log-level", "loud"], 2, "--log-level must be one of"),
+        (["--log-level", "loud"], 2, "--log-level is 'loud', but must be one of"),
         (["--lora", "poet"], 2, "'poet' is neither NAME=FOLDER nor NAME@VERSION=FOLDER"),
         (["--lora", "a=/x", "--lora", "a=/y"], 2, "--lora gives two adapters one name"),
         (["--lora", "poet=/no/such/folder"], 3, "the adapter 'poet' cannot be used"),
