@@ -52,16 +52,43 @@ class Request:
     continues: bool
 
 
+class TraceInvalid(Exception):
+    """A line of a trace is no request."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A line of the trace: `full_ids` are those of `block_ids` that the prompt fills."""
+
+    time_ms: int
+    block_ids: tuple[int, ...]
+    full_ids: tuple[int, ...]
+
+
 def read_trace(lines: Iterable[str]) -> list[Request]:
-    """Reads a trace; a request continues where its last full block is asked for again."""
-    rows = [json.loads(line) for line in lines]
-    last_use = {block_id: at for at, row in enumerate(rows) for block_id in row["hash_ids"]}
+    """Reads a trace; a request continues where its last full block is asked for again.
+
+    Raises TraceInvalid, with the number of the line.
+    """
+    rows = [_row(number, line) for number, line in enumerate(lines, start=1)]
+    last_use = {block_id: at for at, row in enumerate(rows) for block_id in row.block_ids}
     requests = []
     for at, row in enumerate(rows):
-        full = row["hash_ids"][: row["input_length"] // TRACE_BLOCK_TOKENS]
-        continues = bool(full) and last_use[full[-1]] > at
-        requests.append(Request(row["timestamp"], tuple(row["hash_ids"]), continues))
+        continues = bool(row.full_ids) and last_use[row.full_ids[-1]] > at
+        requests.append(Request(row.time_ms, row.block_ids, continues))
     return requests
+
+
+def _row(number: int, line: str) -> _Row:
+    try:
+        fields = json.loads(line)
+        block_ids = tuple(map(int, fields["hash_ids"]))
+        full_count = int(fields["input_length"]) // TRACE_BLOCK_TOKENS
+        return _Row(int(fields["timestamp"]), block_ids, block_ids[:full_count])
+    except (ValueError, KeyError, TypeError) as error:
+        raise TraceInvalid(
+            f"line {number} is no JSON object with timestamp, input_length and hash_ids"
+        ) from error
 
 
 def hinted(requests: Sequence[Request], *, accuracy: float, seed: int = 1) -> list[RetentionHint]:
@@ -112,8 +139,13 @@ def main(
     """Prints the hit rate of `lru`, and of `retention` with hints of several accuracies."""
     if not trace.exists():
         raise typer.BadParameter(f"there is no trace at {trace}")
-    with trace.open(encoding="utf-8") as lines:
-        requests = read_trace(lines)[: request_count or None]
+    try:
+        with trace.open(encoding="utf-8") as lines:
+            requests = read_trace(lines)[: request_count or None]
+    except TraceInvalid as error:
+        raise typer.BadParameter(f"{trace}: {error}") from error
+    if not requests:
+        raise typer.BadParameter(f"{trace} holds no request")
     unique_count = len({block_id for request in requests for block_id in request.block_ids})
     table = Table(title=f"blocks found: lru, and retention with hints ({len(requests):,} requests)")
     for name in ("blocks", "lru", *(f"{part:.0%} true" for part in ACCURACIES)):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.retention import Request, hinted, hit_rate, read_trace
+from bench.retention import Request, TraceInvalid, hinted, hit_rate, read_trace
 from prefixd.controller.core.hints import Continuation
 
 CAPACITY = 30
@@ -46,6 +46,14 @@ def test_a_request_continues_where_its_last_full_block_is_asked_for_again() -> N
     assert told == [Continuation.EXPECTED, Continuation.OVER]
     lies = [hint.continuation for hint in hinted(requests, accuracy=0.0)]
     assert lies == told[::-1]
+
+
+@pytest.mark.parametrize("line", ["garbage", "3", '{"timestamp": 0, "hash_ids": [0]}', "\n"])
+def test_a_line_that_is_no_request_is_named(line: str) -> None:
+    """The number of the line tells where a trace is damaged."""
+    good = '{"timestamp": 0, "input_length": 512, "hash_ids": [0]}'
+    with pytest.raises(TraceInvalid, match="line 2 is no JSON object"):
+        read_trace([good, line])
 
 
 @pytest.mark.slow
