@@ -1,6 +1,7 @@
 """Decode steps of the small real model in this process, over a pool that is filled at random."""
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from prefixd.worker.attention.registry import create_backend
 from prefixd.worker.attention.seam import AttentionBackend
@@ -23,6 +24,7 @@ _SHARED_BLOCK_COUNT = SHARED_TOKEN_COUNT // BLOCK_SIZE
 def small_model() -> LoadedModel:
     """SmolLM2-135M-Instruct in float32, on one thread."""
     torch.set_num_threads(1)
+    disable_progress_bar()  # type: ignore[no-untyped-call] # theirs
     return load_folder(
         model_folder(MODEL_DEFAULT, report=print),
         name=MODEL_DEFAULT,
