@@ -302,15 +302,17 @@ class PrefixIndex:
             child.lane.pending = later
 
     def publish(self, step_id: StepId) -> None:
-        """Publish every block that an executed step wrote, parents before children."""
+        """Publish every block that an executed step wrote, parents before children: what stands
+        behind one that a twin alone has written waits until that has the place."""
         for lane in list(self.pending_lanes):
             due = [lane]
             while (above := nodes.pending_parent(due[-1])) is not None:
                 due.append(above)
             while due:
-                self._publish_written(due.pop(), step_id)
+                if not self._publish_written(due.pop(), step_id):
+                    break
 
-    def _publish_written(self, lane: Lane, step_id: StepId) -> None:
+    def _publish_written(self, lane: Lane, step_id: StepId) -> bool:
         published_count = lane.published_count
         end = published_count
         while lane.pending and lane.pending[0].step_id <= step_id:
@@ -321,6 +323,7 @@ class PrefixIndex:
             self.pending_count -= end - published_count
         if not lane.pending:
             self.pending_lanes.pop(lane, None)
+        return not lane.pending
 
     def _publish_up_to(self, lane: Lane, end: int) -> None:
         start = lane.published_count

@@ -138,9 +138,10 @@ class Pool:
     def _execute(self, executed_step_id: StepId) -> None:
         state = self._state
         for step_id in state.log.execute(executed_step_id):
-            # What is published first stands when a twin behind it takes a place (S25).
             state.index.publish(step_id)
-            state.twins.settle()
+            # What stands behind a place that a twin takes is published when that is (S25).
+            while state.twins.settle():
+                state.index.publish(step_id)
             state.windows.publish(step_id)
 
     def _apply_entry(self, context: StepContext, entry: Entry) -> Outcome:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from prefixd.controller.core import node as nodes
 from prefixd.controller.core.free_order import FreeOrder
 from prefixd.controller.core.index import PrefixIndex
 from prefixd.controller.core.messages import BlockId, BlockRemap, Handle, StepId
@@ -67,24 +68,29 @@ class Twins:
         self._serial += 1
         return self._serial
 
-    def settle(self) -> None:
+    def settle(self) -> bool:
         """Let twins take places: once the blocks of an executed step are published.
 
         The place with the oldest twin comes first, so the order does not depend on twins that are
-        gone.
+        gone. Returns whether places were published by it: what stands behind them may be then.
         """
-        for lane in sorted(self.unsettled, key=_oldest_serial):
-            self._settle(lane)
+        published = [self._settle(lane) for lane in sorted(self.unsettled, key=_oldest_serial)]
+        return any(published)
 
-    def _settle(self, lane: Lane) -> None:
+    def _settle(self, lane: Lane) -> bool:
         written = [twin for twin in lane.twins if self.is_written(twin)]
-        is_unwritten = bool(lane.pending) and lane.pending[0].step_id > self._log.settled_id
+        if written and lane.pending and nodes.pending_parent(lane) is not None:
+            # A twin or this very step publishes the parent first (S25).
+            return False
+        was_unpublished = bool(lane.pending)
+        is_unwritten = was_unpublished and lane.pending[0].step_id > self._log.settled_id
         if written and (lane.is_linked or is_unwritten):
             self._take_place(lane, written[0])
         if all(self.is_written(twin) for twin in lane.twins):
             self.unsettled.pop(lane, None)
         if self._merge_duplicates and lane.twins:
             self.unmerged[lane] = None
+        return was_unpublished and not lane.pending
 
     def merge(self) -> tuple[BlockRemap, ...]:
         """Give up every written twin for the indexed block, which is published and held.

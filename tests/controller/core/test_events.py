@@ -8,7 +8,14 @@ from prefixd.controller.core.events import BlocksRemoved, BlocksStored, Event, P
 from prefixd.controller.core.hashing import Hasher
 from prefixd.controller.core.messages import Identity, LoraAdapter, MultimodalItem
 from prefixd.controller.core.pool import Pool
-from tests.controller.core.driver import Driver, close_entry, open_entry, tokens
+from tests.controller.core.driver import (
+    Driver,
+    close_entry,
+    extend_entry,
+    open_entry,
+    tokens,
+)
+from tests.model.watcher import Watcher
 
 DIGEST_SIZE = 32
 
@@ -200,6 +207,25 @@ def test_oldest_events_go_where_too_many_bytes_are_kept() -> None:
         "after_revision": log.oldest_revision - 2,
         "oldest_revision": log.oldest_revision,
     }
+
+
+def test_s25_a_place_that_a_draft_takes_is_stored_before_what_stands_behind_it() -> None:
+    """A sequence wrote two blocks as drafts; another one, that has been planned later, has the
+    first one's place until the drafts are executed."""
+    driver = Driver(block_count=30)
+    watcher = Watcher(driver.pool)
+    driver.open(1, range(4))
+    driver.step(extend_entry(1, [], known=4, scheduled=4, draft_token_count=8))
+    driver.step(
+        open_entry(2, range(9)),
+        extend_entry(1, range(4, 12), known=4, scheduled=12),
+        executed=1,
+    )
+    driver.step(executed=2)
+    driver.step()
+    watcher.catch_up(count_max=100)
+    watcher.check()
+    assert len(watcher.parents) == 3
 
 
 IMAGES = tuple(MultimodalItem("cat" * 80, offset, 1) for offset in range(8))
