@@ -4,17 +4,22 @@ from collections import Counter
 
 from prefixd.controller.core.errors import InvariantBroken
 from prefixd.controller.core.free_order import CachedRun
-from prefixd.controller.core.node import Node
+from prefixd.controller.core.node import Lane, Node
 from prefixd.controller.core.state import PoolState
+from prefixd.controller.core.window_blocks import WindowBlock
 
 
 def check(state: PoolState, nodes: list[Node]) -> None:
     """Check that every run has the band that follows from the claims, and that no claim is kept
     for a run that has it no more. Raises InvariantBroken."""
     for ending in state.claims.ending():
-        claims = None if ending.run is None else ending.run.claims
+        run = ending.run
         _require(
-            claims is not None and claims.claim is ending, "a claim that stands nowhere is to end"
+            isinstance(run, Lane | WindowBlock)
+            and (run.is_linked or run.holder_count > 0)
+            and run.claims is not None
+            and run.claims.claim is ending,
+            "a claim that stands nowhere is to end",
         )
     for segment, band in state.order.bands():
         if not isinstance(segment, CachedRun):

@@ -144,3 +144,17 @@ def test_s19_what_is_written_again_has_the_places_of_what_goes_with_a_parent() -
     driver.step()
     driver.close(3)
     assert driver.match([0] * 12 + [6]).published_token_count == 12
+
+
+def test_s19_a_digest_names_what_a_further_group_has_behind_it_too() -> None:
+    """The first group has lost the place already, so it does not say what stands behind it."""
+    driver = driver_of(block_count=7)
+    driver.open(1, PROMPT[:9])
+    driver.step(close_entry(1))
+    driver.step()
+    first = driver.published()[1]
+    driver.open(2, [50] * 8)
+    assert [row.group_index for row in driver.blocks() if row.block_hash] == [1, 1]
+    dropped = driver.pool.evict_blocks(block_ids=frozenset(), digests={first})
+    assert (dropped.block_count, dropped.held_block_count) == (2, 0)
+    driver.step(close_entry(2))

@@ -194,6 +194,19 @@ def test_s20_claims_of_window_blocks_that_are_gone_are_forgotten() -> None:
     assert driver.pool.state.claims.waiting_count < 100
 
 
+def test_s20_a_flush_forgets_how_many_claims_were_to_end() -> None:
+    """What is claimed afterwards is swept out as in a pool that is new."""
+    driver = pool(block_count=301)
+    for handle in range(1, 301):
+        answer(driver, handle, [handle] * 5, EXPECTED)
+    driver.step()
+    driver.pool.flush()
+    assert driver.pool.state.claims.waiting_count == 0
+    for turn in range(301, 601):
+        answer(driver, turn, [1] * 5, EXPECTED)
+    assert driver.pool.state.claims.waiting_count < 100
+
+
 def test_s20_what_is_left_of_a_shared_prefix_is_shared() -> None:
     """The block where sequences parted was taken: the one before it is still no one's tail."""
     driver = pool(block_count=8)
