@@ -68,7 +68,9 @@ def lives(pid: int) -> bool:
 
 
 @pytest.mark.timeout(READY_TIMEOUT_S)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM]
+)
 def test_up_serves_until_a_signal_and_stops_both(model_folder: Path, number: int) -> None:
     """Both servers answer once it is ready, the worker with what it was told; a signal ends all
     within 5 seconds, with code 0."""

@@ -94,7 +94,9 @@ def test_reflection_lists_the_services(lonely: WorkerProcess) -> None:
     assert {"prefixd.v1.WorkerService", "grpc.health.v1.Health"} <= set(services)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGINT]
+)
 def test_told_to_end_it_ends_cleanly(
     tiny_folder: Path, controller: ControllerThread, number: signal.Signals
 ) -> None:
