@@ -12,8 +12,10 @@ from prefixd.worker.parallel.frames import decode_work
 from prefixd.worker.parallel.group import find_store
 from prefixd.worker.parallel.loading import load_part
 from prefixd.worker.parallel.messages import (
-    Answer,
     Assignment,
+    Done,
+    Failed,
+    Fits,
     decode_assignment,
     decode_number,
     encode_answer,
@@ -44,18 +46,18 @@ def follow(receive: Callable[[], bytes], answer: Callable[[bytes], None]) -> NoR
         assignment = decode_assignment(receive())
         rank = assignment.rank
         runner = _load(assignment, receive, answer)
-        answer(encode_answer(Answer()))
+        answer(encode_answer(Done()))
         while True:
             work = decode_work(receive())
             if isinstance(work, tuple):
                 runner.copy(work)
             else:
                 runner.run(work)
-            answer(encode_answer(Answer()))
+            answer(encode_answer(Done()))
     except Exception as error:
         if not isinstance(error, REFUSALS):
             log.error("rank_failed", rank=rank, exc_info=error)
-        answer(encode_answer(Answer(failure=f"{type(error).__name__}: {error}")))
+        answer(encode_answer(Failed(f"{type(error).__name__}: {error}")))
         raise SystemExit(1) from error
 
 
@@ -66,10 +68,10 @@ def _load(
     config = assignment.model
     setting = settle(config, report=_report_nothing)
     # Rank 0 meets this one in a moment; it would wait there for one that cannot come.
-    answer(encode_answer(Answer()))
+    answer(encode_answer(Done()))
     store = find_store(assignment.store_port, config.rank_count)
     part = load_part(config, setting, rank=assignment.rank, store=store)
-    answer(encode_answer(Answer(part.fitting_pool().block_count)))
+    answer(encode_answer(Fits(part.fitting_pool().block_count)))
     return part.runner(block_count=decode_number(receive()), report=_report_nothing)
 
 

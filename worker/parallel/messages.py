@@ -1,6 +1,7 @@
 """What rank 0 tells the other ranks beside passes, and what they answer: JSON, and no torch."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from prefixd.worker.config import ModelConfig
@@ -38,21 +39,37 @@ def decode_assignment(frame: bytes) -> Assignment:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a rank answers: a number where one was asked for, or why it ends."""
+class Done:
+    """A rank has done what it was told."""
 
-    number: int = 0
-    failure: str = ""
+
+@dataclass(frozen=True, slots=True)
+class Fits:
+    """How many blocks a rank's part of the pool has room for."""
+
+    block_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Why a rank ends."""
+
+    reason: str
+
+
+Answer = Done | Fits | Failed
+_ANSWERS: Mapping[str, type[Answer]] = {kind.__name__: kind for kind in (Done, Fits, Failed)}
 
 
 def encode_answer(answer: Answer) -> bytes:
-    """An answer as JSON."""
-    return json.dumps(asdict(answer)).encode()
+    """An answer as JSON: its kind and its fields."""
+    return json.dumps([type(answer).__name__, asdict(answer)]).encode()
 
 
 def decode_answer(frame: bytes) -> Answer:
     """The inverse of `encode_answer`."""
-    return Answer(**json.loads(frame))
+    kind, fields = json.loads(frame)
+    return _ANSWERS[kind](**fields)
 
 
 def encode_number(number: int) -> bytes:

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import NoReturn, Self
 
 from prefixd.worker.errors import WorkerBroken
-from prefixd.worker.parallel.messages import Answer, decode_answer
+from prefixd.worker.parallel.messages import Answer, Failed, decode_answer
 
 MODULE = "prefixd.worker.parallel"
 END_TIMEOUT_S = 5.0
@@ -45,7 +45,7 @@ class Ranks:
         """Starts ranks 1 to ``rank_count`` - 1; each waits for what it is told first."""
         self._processes: list[subprocess.Popen[bytes]] = []
         self._commands: list[Connection] = []
-        self._answers: dict[Connection, SimpleQueue[Answer | None]] = {}
+        self._answers: dict[Connection, SimpleQueue[Answer]] = {}
         self._lost: futures.Future[NoReturn] = futures.Future()
         self._lock = threading.Lock()
         self._is_closing = False
@@ -93,15 +93,16 @@ class Ranks:
         """
         self.tell([frame] * len(self._processes))
 
-    def answers(self) -> list[int]:
+    def answers(self) -> list[Answer]:
         """Waits for the next answer of each rank.
 
         Raises:
             RankLost: one is gone, or failed.
         """
+        self.check()
         answers = [queue.get() for queue in self._answers.values()]
         self.check()
-        return [answer.number for answer in answers if answer is not None]
+        return answers
 
     def check(self) -> None:
         """Raises RankLost if a rank is gone or has failed; rank 0 counts too."""
@@ -183,9 +184,10 @@ class Ranks:
                     answers.close()
                     self._lose(rank)
                     continue
-                if answer.failure:
-                    self._fail(RankLost, f"rank {rank} failed: {answer.failure}")
-                self._answers[answers].put(answer)
+                if isinstance(answer, Failed):
+                    self._fail(RankLost, f"rank {rank} failed: {answer.reason}")
+                else:
+                    self._answers[answers].put(answer)
 
     def _lose(self, rank: int) -> None:
         if self._is_closing:
@@ -204,4 +206,4 @@ class Ranks:
             rank_count = len(self._processes) + 1
             self._lost.set_exception(kind(f"{reason}; the model needs all {rank_count} ranks"))
         for queue in self._answers.values():
-            queue.put(None)
+            queue.put(Failed(reason))

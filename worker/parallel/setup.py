@@ -9,7 +9,7 @@ from prefixd.worker.model.loader import load_config
 from prefixd.worker.model_setup import Setting, settle
 from prefixd.worker.parallel.group import open_store
 from prefixd.worker.parallel.loading import load_part, rank_device
-from prefixd.worker.parallel.messages import Assignment, encode_assignment, encode_number
+from prefixd.worker.parallel.messages import Assignment, Fits, encode_assignment, encode_number
 from prefixd.worker.parallel.plan import check_split
 from prefixd.worker.parallel.ranks import RankLost, Ranks
 from prefixd.worker.parallel.runner import ParallelRunner
@@ -61,7 +61,8 @@ def _load(
         part = load_part(config, setting, rank=0, store=store)
         pool = part.fitting_pool()
         report(f"each of {config.rank_count} ranks: {pool.line}")
-        block_count = min([pool.block_count, *ranks.answers()])
+        fits = [answer.block_count for answer in ranks.answers() if isinstance(answer, Fits)]
+        block_count = min([pool.block_count, *fits])
         ranks.tell_all(encode_number(block_count))
         runner = part.runner(block_count=block_count, report=report)
         ranks.answers()

@@ -11,6 +11,9 @@ from prefixd.worker.parallel.frames import decode_work, encode_work
 from prefixd.worker.parallel.messages import (
     Answer,
     Assignment,
+    Done,
+    Failed,
+    Fits,
     decode_answer,
     decode_assignment,
     encode_answer,
@@ -69,7 +72,7 @@ def test_an_assignment_arrives_as_it_was_sent() -> None:
     assert decode_assignment(encode_assignment(sent)) == sent
 
 
-@pytest.mark.parametrize("answer", [Answer(), Answer(12_345), Answer(failure="no\nroom")])
+@pytest.mark.parametrize("answer", [Done(), Fits(12_345), Failed("no\nroom")])
 def test_an_answer_arrives_as_it_was_sent(answer: Answer) -> None:
     """A number, or why there is none."""
     assert decode_answer(encode_answer(answer)) == answer
