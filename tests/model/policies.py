@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import inf
+from operator import ge
 from typing import TypeVar
 
 from prefixd.controller.core.hints import Continuation, RetentionHint
@@ -29,6 +30,10 @@ class NaiveClaim:
     def strength(self) -> tuple[float, ...]:
         """What claims at one place are compared by."""
         return (self.band, self.until, -1 if self.left is None else self.left, -self.serial)
+
+    def outdoes(self, other: "NaiveClaim") -> bool:
+        """Whether this claim is at no time the lower one."""
+        return all(map(ge, self.strength()[:3], other.strength()[:3]))
 
 
 def claim_by_hint(hint: RetentionHint, *, reason: CloseReason, now_ms: int) -> NaiveClaim:
@@ -119,6 +124,7 @@ class NaiveEviction(NaiveControl):
             place = sequence.place(sequence.shared_count - 1)
             self._stand(place, self.claim(hint, reason))
             self._reckon(place)
+            self._forget_outdone(place)
 
     def claim(self, hint: RetentionHint, reason: CloseReason) -> NaiveClaim:
         """Returns what the policy lets a sequence claim that is closed now."""
@@ -230,6 +236,15 @@ class NaiveEviction(NaiveControl):
         """Says that a claim is the youngest."""
         self._serial += 1
         claim.serial = self._serial
+
+    def _forget_outdone(self, place: Place) -> None:
+        """Takes back what is claimed before a place and is at no time the higher claim. No band is
+        another one by it; claims that end at one time then move the blocks of a path together."""
+        claim = self.claims[place]
+        for depth in range(1, len(place)):
+            other = self.claims.get(place[:depth])
+            if other is not None and claim.outdoes(other):
+                del self.claims[place[:depth]]
 
     def _stand_again(self, place: Place, claim: NaiveClaim) -> None:
         other = self.claims.get(place, claim)
