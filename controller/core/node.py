@@ -1,8 +1,8 @@
 """Nodes of the block index: runs of consecutive blocks with equal holders.
 
 A node stands for a run of places: the tokens and extra keys of its blocks behind those of all its
-ancestors. A lane holds the blocks of one KV group at these places; there is one lane so far, and
-further groups will have theirs beside it.
+ancestors. A lane holds the blocks of the first KV group at these places; those of further groups
+stand in an index of their own (window_index.py).
 """
 
 from __future__ import annotations

@@ -86,7 +86,8 @@ def test_s19_s20_hints_change_nothing_but_the_order(seed: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1_800)
-@pytest.mark.parametrize("seed", range(2_000, 2_400))
-def test_s19_s20_hints_change_nothing_but_the_order_of_many_histories(seed: int) -> None:
-    """The same for more seeds, a few of which need no eviction."""
-    follow(seed)
+@pytest.mark.parametrize("first_seed", range(2_000, 2_400, 10))
+def test_s19_s20_hints_change_nothing_but_the_order_of_many_histories(first_seed: int) -> None:
+    """The same for more seeds; one history in ten may need no eviction."""
+    runs = [follow(seed) for seed in range(first_seed, first_seed + 10)]
+    assert sum(run.pool.state.statistics.evicted_block_count > 0 for run in runs) >= 9
