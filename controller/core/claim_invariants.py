@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from prefixd.controller.core.errors import InvariantBroken
+from prefixd.controller.core.errors import require
 from prefixd.controller.core.free_order import CachedRun
 from prefixd.controller.core.node import Lane, Node
 from prefixd.controller.core.state import PoolState
@@ -14,7 +14,7 @@ def check(state: PoolState, nodes: list[Node]) -> None:
     for a run that has it no more. Raises InvariantBroken."""
     for ending in state.claims.ending():
         run = ending.run
-        _require(
+        require(
             isinstance(run, Lane | WindowBlock)
             and (run.is_linked or run.holder_count > 0)
             and run.claims is not None
@@ -24,9 +24,9 @@ def check(state: PoolState, nodes: list[Node]) -> None:
     for segment, band in state.order.bands():
         if not isinstance(segment, CachedRun):
             continue
-        _require(segment.band == band, "an idle run stands in another band than its own")
+        require(segment.band == band, "an idle run stands in another band than its own")
         if state.claims.has_bands:
-            _require(
+            require(
                 segment.claims is not None and segment.claims.band == band,
                 "an idle run stands in another band than is claimed",
             )
@@ -38,16 +38,11 @@ def check(state: PoolState, nodes: list[Node]) -> None:
             if child.lane.claims is not None and child.lane.claims.band is not None
         )
         if claims is None:
-            _require(not behind, "claims behind a run are unknown to it")
+            require(not behind, "claims behind a run are unknown to it")
             continue
-        _require(claims.bands_behind == behind, "the bands behind a run are counted wrong")
-        _require(
+        require(claims.bands_behind == behind, "the bands behind a run are counted wrong")
+        require(
             claims.claim is None or claims.claim.run is node.lane,
             "a claim stands at another run than it says",
         )
-        _require(claims.band == state.claims.band_of(claims), "a run's band is not the highest")
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise InvariantBroken(message)
+        require(claims.band == state.claims.band_of(claims), "a run's band is not the highest")

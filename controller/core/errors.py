@@ -173,3 +173,9 @@ class InvariantBroken(CacheError):
     """An invariant of the pool broke; its epoch ends."""
 
     reason = "INVARIANT_BROKEN"
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise InvariantBroken with the message unless an invariant holds."""
+    if not condition:
+        raise InvariantBroken(message)

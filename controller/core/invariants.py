@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 
 from prefixd.controller.core import claim_invariants, window_invariants
-from prefixd.controller.core.errors import InvariantBroken
+from prefixd.controller.core.errors import require
 from prefixd.controller.core.free_order import PlainRun
 from prefixd.controller.core.node import Lane, Node
 from prefixd.controller.core.pool import Pool
@@ -38,7 +38,7 @@ def check(pool: Pool) -> None:
     nodes = list(state.index.nodes())
     for node in nodes:
         _check_node(state, node)
-        _require(
+        require(
             node.lane.holder_count == path_holders[node.lane],
             f"a lane counts {node.lane.holder_count} holders, tables say {path_holders[node.lane]}",
         )
@@ -46,7 +46,7 @@ def check(pool: Pool) -> None:
     window_invariants.check(state)
     claim_invariants.check(state, nodes)
     shared = {block for block, count in written_slots.items() if count > 1}
-    _require(
+    require(
         shared <= set(state.twins.table_counts),
         f"blocks {sorted(shared)} outside the index stand in several tables unaccounted for",
     )
@@ -55,45 +55,40 @@ def check(pool: Pool) -> None:
     _check_digests(pool, nodes)
 
 
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise InvariantBroken(message)
-
-
 def _check_accounts(state: PoolState) -> None:
     order = state.order
     plain_count = cached_count = 0
     for segment in order:
         if isinstance(segment, PlainRun):
-            _require(len(segment) > 0, "the free order has an empty run")
+            require(len(segment) > 0, "the free order has an empty run")
             plain_count += len(segment)
         else:
-            _require(len(segment.block_ids) > 0, "the free order has an empty lane")
+            require(len(segment.block_ids) > 0, "the free order has an empty lane")
             cached_count += len(segment.block_ids)
-        _require(not segment.withheld, "a run is withheld between two steps")
-    _require(plain_count == order.plain_count, "the count of free blocks is wrong")
-    _require(cached_count == order.cached_count, "the count of evictable blocks is wrong")
-    _require(order.withheld_count == 0, "blocks are withheld between two steps")
+        require(not segment.withheld, "a run is withheld between two steps")
+    require(plain_count == order.plain_count, "the count of free blocks is wrong")
+    require(cached_count == order.cached_count, "the count of evictable blocks is wrong")
+    require(order.withheld_count == 0, "blocks are withheld between two steps")
 
 
 def _check_blocks(state: PoolState, nodes: list[Node], holders: Counter[int]) -> None:
     available = state.order.block_ids()
     every_block = sorted([*available, *holders])
-    _require(
+    require(
         every_block == list(range(1, state.spec.block_count)),
         "free, evictable and held blocks are not exactly the blocks of the pool",
     )
     indexed = [block_id for node in nodes for block_id in node.lane.block_ids]
-    _require(len(indexed) == len(set(indexed)), "a block stands for two places")
+    require(len(indexed) == len(set(indexed)), "a block stands for two places")
     for block_id, count in state.twins.table_counts.items():
-        _require(count > 1, f"block {block_id} is counted in {count} table")
-        _require(
+        require(count > 1, f"block {block_id} is counted in {count} table")
+        require(
             holders[block_id] == count,
             f"block {block_id} is counted in {count} tables and stands in {holders[block_id]}",
         )
     for node in nodes:
         for block_id in node.lane.block_ids:
-            _require(
+            require(
                 holders[block_id] == node.lane.holder_count,
                 f"block {block_id} has {node.lane.holder_count} holders and stands in"
                 f" {holders[block_id]} tables",
@@ -108,13 +103,13 @@ def _check_sequence(state: PoolState, sequence: Sequence) -> None:
         int(column[row]) for column in (columns.known, columns.scheduled, columns.written)
     )
     name = sequence.sequence_id
-    _require(written <= scheduled, f"{name} has more written than scheduled positions")
-    _require(scheduled <= sequence.block_count * size, f"{name} has a position without a block")
-    _require(
+    require(written <= scheduled, f"{name} has more written than scheduled positions")
+    require(scheduled <= sequence.block_count * size, f"{name} has a position without a block")
+    require(
         sequence.uncacheable or sequence.indexed_count == min(known, scheduled) // size,
         f"{name} has full blocks that are not indexed, or the reverse",
     )
-    _require(
+    require(
         len(sequence.full_tokens) == known // size * size * TOKEN_BYTES,
         f"{name} has lost tokens",
     )
@@ -123,17 +118,17 @@ def _check_sequence(state: PoolState, sequence: Sequence) -> None:
         covered += node.block_count
         end = start + node.block_count
         block_bytes = state.index.block_bytes
-        _require(
+        require(
             sequence.full_tokens[start * block_bytes : end * block_bytes] == node.tokens,
             f"{name} stands on a path with other tokens",
         )
         for offset in range(node.block_count):
-            _require(
+            require(
                 sequence.varied_keys(start + offset) == node.varied_keys.get(offset, ()),
                 f"{name} stands on a path with other extra keys",
             )
-    _require(covered == sequence.indexed_count, f"{name} stands inside a node")
-    _require(
+    require(covered == sequence.indexed_count, f"{name} stands inside a node")
+    require(
         set(sequence.twins) <= set(range(sequence.indexed_count)),
         f"{name} has twins beyond its path",
     )
@@ -146,7 +141,7 @@ def _check_tail(state: PoolState, sequence: Sequence) -> None:
     name = sequence.sequence_id
     lane = sequence.borrowed
     if lane is not None:
-        _require(
+        require(
             lane.node.block_count == 1 and lane.block_ids == sequence.private_block_ids[:1],
             f"{name} borrows another block than the first behind its path",
         )
@@ -154,11 +149,11 @@ def _check_tail(state: PoolState, sequence: Sequence) -> None:
     first_at = position // state.spec.block_size - sequence.indexed_count
     writable = sequence.private_block_ids[first_at:]
     shares = lane is not None or any(block_id in state.twins.table_counts for block_id in writable)
-    _require(
+    require(
         not shares or bool(columns.shares_tail[sequence.row]),
         f"{name} may write into a shared block without knowing it",
     )
-    _require(
+    require(
         all(block_id not in state.twins.table_counts for block_id in writable[1:]),
         f"{name} shares a block that none of its tokens stands in",
     )
@@ -167,32 +162,32 @@ def _check_tail(state: PoolState, sequence: Sequence) -> None:
 def _check_node(state: PoolState, node: Node) -> None:
     lane = node.lane
     block_bytes = state.index.block_bytes
-    _require(node.block_count > 0, "a node is empty")
-    _require(len(node.tokens) == node.block_count * block_bytes, "a node's tokens do not fit")
-    _require(node.parent.children.get(node.key) is node, "a parent does not know its child")
-    _require(
+    require(node.block_count > 0, "a node is empty")
+    require(len(node.tokens) == node.block_count * block_bytes, "a node's tokens do not fit")
+    require(node.parent.children.get(node.key) is node, "a parent does not know its child")
+    require(
         node.key == (bytes(node.tokens[:block_bytes]), node.varied_keys.get(0, ())),
         "a node is found by another key than its own",
     )
-    _require(lane.is_linked == (lane.holder_count == 0), "a lane is free and held, or neither")
+    require(lane.is_linked == (lane.holder_count == 0), "a lane is free and held, or neither")
     if isinstance(node.parent, Node):
         parent_lane = node.parent.lane
-        _require(
+        require(
             lane.published_count == 0 or not parent_lane.pending,
             "a published block has an unwritten parent",
         )
     ends = [lane.published_count, *(run.end for run in lane.pending)]
-    _require(ends == sorted(set(ends)) and ends[-1] == node.block_count, "pending runs are wrong")
+    require(ends == sorted(set(ends)) and ends[-1] == node.block_count, "pending runs are wrong")
     steps = [run.step_id for run in lane.pending]
-    _require(steps == sorted(set(steps)), "pending runs are not in the order of their steps")
-    _require(all(step_id > state.log.settled_id for step_id in steps), "an executed run is pending")
-    _require(not lane.twins or node.block_count == 1, "a place with twins is not alone")
+    require(steps == sorted(set(steps)), "pending runs are not in the order of their steps")
+    require(all(step_id > state.log.settled_id for step_id in steps), "an executed run is pending")
+    require(not lane.twins or node.block_count == 1, "a place with twins is not alone")
     for twin in lane.twins:
-        _require(
+        require(
             twin.sequence.twins.get(twin.block_index) == twin.block_id,
             "a twin is unknown to its table",
         )
-        _require(
+        require(
             not state.twins.is_written(twin) or (lane.holder_count > 0 and not lane.pending),
             "a written twin has not taken an idle or unwritten place",
         )
@@ -207,11 +202,11 @@ def _check_free_order(state: PoolState) -> None:
         node = segment.node
         seen.add(node)
         for child in node.children.values():
-            _require(
+            require(
                 child in seen or not child.lane.is_linked,
                 "an idle parent would be evicted before its idle child",
             )
-            _require(
+            require(
                 child in seen or bool(segment.twins),
                 "an idle parent has a held child",
             )
@@ -219,19 +214,19 @@ def _check_free_order(state: PoolState) -> None:
 
 def _check_counts(state: PoolState, nodes: list[Node]) -> None:
     index = state.index
-    _require(
+    require(
         index.published_count == sum(node.lane.published_count for node in nodes),
         "the count of published blocks is wrong",
     )
-    _require(
+    require(
         index.pending_count == sum(node.lane.pending_count for node in nodes),
         "the count of pending blocks is wrong",
     )
-    _require(
+    require(
         set(index.pending_lanes) == {node.lane for node in nodes if node.lane.pending},
         "the pending lanes are not the lanes with pending blocks",
     )
-    _require(
+    require(
         set(state.twins.unsettled)
         == {
             node.lane
@@ -241,7 +236,7 @@ def _check_counts(state: PoolState, nodes: list[Node]) -> None:
         "the unsettled lanes are not the lanes with unwritten twins",
     )
     merging = state.spec.merge_duplicates
-    _require(
+    require(
         not merging
         or all(
             node.lane in state.twins.unmerged
@@ -251,12 +246,12 @@ def _check_counts(state: PoolState, nodes: list[Node]) -> None:
         "a written twin is not going to be merged",
     )
     for root in index.roots.values():
-        _require(bool(root.children), "a root has no children")
-    _require(
+        require(bool(root.children), "a root has no children")
+    require(
         set(state.rows) == set(state.sequences) == set(state.handles.values()),
         "the maps of sequences disagree",
     )
-    _require(
+    require(
         len({sequence.row for sequence in state.sequences.values()}) == len(state.sequences),
         "two sequences share a row",
     )
@@ -264,23 +259,23 @@ def _check_counts(state: PoolState, nodes: list[Node]) -> None:
 
 def _check_digests(pool: Pool, nodes: list[Node]) -> None:
     digests = pool.state.digests
-    _require(digests.unhashed.keys() <= set(nodes), "a node lacks digests that is not indexed")
+    require(digests.unhashed.keys() <= set(nodes), "a node lacks digests that is not indexed")
     for node in nodes:
         hashed_count = len(node.digests) // digests.digest_size
-        _require(hashed_count >= node.lane.published_count, "a published block has no digest")
-        _require(
+        require(hashed_count >= node.lane.published_count, "a published block has no digest")
+        require(
             (node in digests.unhashed) == (hashed_count < node.block_count),
             "a node with missing digests is not known as one, or the reverse",
         )
         if hashed_count == 0:
             continue
         parent = node.parent
-        _require(
+        require(
             not isinstance(parent, Node) or parent not in digests.unhashed,
             "a node has digests behind a node that lacks some",
         )
-        _require(
+        require(
             bytes(node.digests) == pool.digests.recompute(node, hashed_count),
             "a stored digest differs from its content's",
         )
-    _require(bool(np.all(pool.state.columns.written >= 0)), "a written count is negative")
+    require(bool(np.all(pool.state.columns.written >= 0)), "a written count is negative")

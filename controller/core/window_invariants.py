@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from prefixd.controller.core.errors import InvariantBroken
+from prefixd.controller.core.errors import require
 from prefixd.controller.core.sequences import Sequence
 from prefixd.controller.core.state import PoolState
 from prefixd.controller.core.window_blocks import WindowBlock, WindowPlace
@@ -14,18 +14,18 @@ def held_block_ids(state: PoolState, sequence: Sequence) -> list[int]:
     Raises InvariantBroken.
     """
     name = sequence.sequence_id
-    _require(
+    require(
         list(sequence.window_tables) == list(state.windows.sizes),
         f"{name} has not a table for each window group",
     )
     block_ids: list[int] = []
     for group_index, table in sequence.window_tables.items():
-        _require(
+        require(
             len(table.blocks) == sequence.block_count,
             f"{name} has window tables of another length than its block table",
         )
-        _require(not any(table.blocks[: table.first]), f"{name} holds a block that it has passed")
-        _require(
+        require(not any(table.blocks[: table.first]), f"{name} holds a block that it has passed")
+        require(
             all(block.group_index == group_index for block in table.held()),
             f"{name} has another group's block in a window table",
         )
@@ -33,12 +33,12 @@ def held_block_ids(state: PoolState, sequence: Sequence) -> list[int]:
     # A rollback may lead back to the known count.
     columns = state.columns
     position = min(int(columns.known[sequence.row]), int(columns.scheduled[sequence.row]))
-    _require(
+    require(
         state.windows.has_window(sequence, token_count=position),
         f"{name} lacks a block of its next query's window",
     )
     if state.windows.count and not sequence.uncacheable:
-        _require(
+        require(
             sequence.window_entered_count == sequence.indexed_count,
             f"{name} has entered another length in the window groups",
         )
@@ -57,15 +57,15 @@ def check(state: PoolState) -> None:
             standing[sequence.window_place] += 1
     indexed = list(windows.index.indexed())
     idle = [segment for segment in state.order if isinstance(segment, WindowBlock)]
-    _require(set(idle) <= set(indexed), "an idle window block is in no place")
+    require(set(idle) <= set(indexed), "an idle window block is in no place")
     for block in [*indexed, *holders]:
-        _require(block.holder_count == holders[block], "a window block counts other holders")
-        _require(block.is_linked == (block.holder_count == 0), "a window block is free and held")
-    _require(
+        require(block.holder_count == holders[block], "a window block counts other holders")
+        require(block.is_linked == (block.holder_count == 0), "a window block is free and held")
+    require(
         all(block.step_id > state.log.settled_id for block in windows.index.pending),
         "an executed window block is pending",
     )
-    _require(
+    require(
         set(windows.index.pending) <= {*indexed, *holders}, "a window block is pending that is gone"
     )
     _check_published(state, indexed)
@@ -74,17 +74,17 @@ def check(state: PoolState) -> None:
         _check_parent(state, place)
     for root in windows.index.roots.values():
         _check_places(root, standing)
-    _require(not +standing, "a sequence stands on a place outside the index")
+    require(not +standing, "a sequence stands on a place outside the index")
 
 
 def _check_published(state: PoolState, indexed: list[WindowBlock]) -> None:
     index = state.windows.index
     published = [block for block in indexed if index.is_published(block)]
-    _require(
+    require(
         index.published_count == len(published), "the count of published window blocks is wrong"
     )
     for block in published:
-        _require(
+        require(
             block.place is not None and bool(block.place.digest),
             "a published window block has no digest",
         )
@@ -93,21 +93,19 @@ def _check_published(state: PoolState, indexed: list[WindowBlock]) -> None:
         if not place.digest:
             unhashed.add(place)
             continue
-        _require(place.parent not in unhashed, "a place has a digest behind one that has none")
-        _require(
+        require(place.parent not in unhashed, "a place has a digest behind one that has none")
+        require(
             place.digest == index.digests.recompute(place),
             "a place has another digest than its content's",
         )
-    _require(
-        unhashed == set(index.digests.unhashed), "a place without a digest is not known as one"
-    )
+    require(unhashed == set(index.digests.unhashed), "a place without a digest is not known as one")
 
 
 def _check_parent(state: PoolState, place: WindowPlace) -> None:
     """A cached block of full attention can be reached by those before it (S19)."""
     parent = place.parent
     for group_index in state.windows.full_groups:
-        _require(
+        require(
             parent is None
             or parent.is_root
             or group_index not in place.blocks
@@ -120,11 +118,11 @@ def _check_twins(state: PoolState, place: WindowPlace) -> None:
     index, at = state.windows.index, place.depth - 1
     for twin in place.twins:
         indexed = place.blocks.get(twin.group_index)
-        _require(
+        require(
             twin.twin_of is place and twin.place is None and indexed is not None,
             "a twin of no window block stands at a place",
         )
-        _require(
+        require(
             any(
                 sequence.window_entered_count > at
                 and sequence.window_tables[twin.group_index].blocks[at] is twin
@@ -134,11 +132,11 @@ def _check_twins(state: PoolState, place: WindowPlace) -> None:
         )
         if index.is_pending(twin):
             continue
-        _require(
+        require(
             indexed is not None and indexed.holder_count > 0 and not index.is_pending(indexed),
             "a written twin has not taken an idle or unwritten window place",
         )
-        _require(
+        require(
             not state.spec.merge_duplicates or twin in state.windows.twins.unmerged,
             "a written twin of a window block is not going to be merged",
         )
@@ -148,18 +146,13 @@ def _check_places(root: WindowPlace, standing: Counter[WindowPlace]) -> None:
     waiting = [root]
     while waiting:
         place = waiting.pop()
-        _require(place.is_needed, "a place is kept that nothing needs")
-        _require(place.sequence_count == standing.pop(place, 0), "a place counts other sequences")
+        require(place.is_needed, "a place is kept that nothing needs")
+        require(place.sequence_count == standing.pop(place, 0), "a place counts other sequences")
         for group_index, block in place.blocks.items():
-            _require(
+            require(
                 block.place is place and block.group_index == group_index,
                 "a window block stands at another place than it says",
             )
         for key, child in place.children.items():
-            _require(child.parent is place and child.key == key, "a place does not know its parent")
+            require(child.parent is place and child.key == key, "a place does not know its parent")
             waiting.append(child)
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise InvariantBroken(message)
